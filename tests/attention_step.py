@@ -82,6 +82,15 @@ class AttentionStep:
         return cls(query, k_cache, v_cache, tables, starts, lengths)
 
     @classmethod
+    def draw_latents(
+        cls, requests: list[tuple[int, int]], shape: tuple[int, int, int, int], dtype: torch.dtype
+    ) -> Self:
+        """Values are part of the keys; the shape is (heads, head size, value size, block size)."""
+        heads, head_size, value_size, block_size = shape
+        drawn = cls.draw(requests, heads, 1, head_size, block_size, dtype)
+        return replace(drawn, v_cache=drawn.v_cache[..., :0].contiguous(), value_size=value_size)
+
+    @classmethod
     def draw_prompts(cls, lengths: list[int], shape: tuple[int, int, int], dtype: torch.dtype) -> Self:
         """Whole prompts; the shape is (heads, kv heads, head size)."""
         return cls.draw([(length, length) for length in lengths], *shape, dtype=dtype)
@@ -154,7 +163,9 @@ class AttentionStep:
             int((query_lens == 1).sum()),
             int((query_lens > 1).sum()),
             len(query_lens),
-            self.k_cache.shape[1],
+            paged_attention_triton.count_head_tiles(
+                self.query.shape[1], self.k_cache.shape[1], self.value_size
+            ),
             int(self.seq_lens.max()),
             num_processors,
             is_strict,
@@ -172,8 +183,9 @@ class AttentionStep:
             *(rows.to(TRITON_DEVICE), rows.shape[1], heads, *tensors),
             *(window, plan, work, soft_cap, scale, ahead, bias),
             sinks=None if self.sinks is None else self.sinks.to(TRITON_DEVICE),
+            value_size=self.value_size,
         )
-        return out.view_as(self.query).cpu()
+        return out.unflatten(1, (heads, -1)).cpu()
 
     def reference(
         self,

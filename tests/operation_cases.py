@@ -22,7 +22,6 @@ from kernel_checks import CPU, EPS, TRITON_DEVICE
 from quire.kernels.attention.narrow_cache import SCALE_SIZE, view_parts
 from quire.kernels.attention.rotate_and_write import (
     QKNorm,
-    launch_rotate_latent,
     rotate_and_write_reference,
     rotate_latent_reference,
 )
@@ -90,9 +89,9 @@ class Draw:
         return torch.randint(low, high, shape, generator=self.generator, dtype=dtype).to(self.device)
 
 
-def find_launch(implementation: str, operation: str) -> Callable[..., Any]:
-    """The launcher in the operation's file; the native one with its library."""
-    name = operation.rpartition(".")[2]
+def find_launch(implementation: str, operation: str, name: str | None = None) -> Callable[..., Any]:
+    """The launcher in the operation's file, of the same name or `name`; the native one with its library."""
+    name = name or operation.rpartition(".")[2]
     suffix = "_triton" if implementation == "triton" else ""
     launch = getattr(import_module(f"quire.kernels.{operation}{suffix}"), f"launch_{name}")
     return launch if suffix else partial(launch, native_library())
@@ -611,17 +610,18 @@ def rotate_latent(
     rows: int,
 ) -> OpCase:
     """`sizes` is (heads, nope, rope, rank)."""
+    launch = find_launch(implementation, "attention.rotate_and_write", "rotate_latent")
     draw, (num_heads, nope, rope, rank), num_blocks = Draw(implementation, dtype), sizes, 9
     angle = draw(rows, rope // 2, dtype=F32) * 3
-    slots = torch.randperm(num_blocks * block_size, generator=draw.generator)[:rows]
+    slots = torch.randperm(num_blocks * block_size, generator=draw.generator)[:rows].to(draw.device)
 
     def compute(
         function: Callable[..., None], is_native: bool, query: Tensor, latent: Tensor, *parts: Tensor
     ) -> Outputs:
         """Ends of queries, latents and what is in the cache."""
         *angles, slots = parts
-        y = torch.full((len(query), num_heads, rank + rope), 7.0, dtype=dtype)
-        cache = torch.full((num_blocks, 1, block_size, rank + rope), 7.0, dtype=dtype)
+        y = torch.full((len(query), num_heads, rank + rope), 7.0, dtype=dtype, device=query.device)
+        cache = torch.full((num_blocks, 1, block_size, rank + rope), 7.0, dtype=dtype, device=query.device)
         function(query, y, latent, rank, *angles, cache, slots)
         assert (y[..., :rank] == 7.0).all()
         if is_native:
@@ -636,8 +636,7 @@ def rotate_latent(
     inputs = draw(rows, num_heads, nope + rope), draw(rows, rank + rope), angle.cos(), angle.sin(), slots
     expected = compute(rotate_latent_reference, False, *(part.clone() for part in inputs))
     bound = 5 * torch.finfo(dtype).eps / 2 * max(part.abs().max().item() for part in expected)
-    launch = partial(launch_rotate_latent, native_library())
-    return OpCase(inputs, partial(compute, launch, True), expected, (bound, bound))
+    return OpCase(inputs, partial(compute, launch, implementation != "triton"), expected, (bound, bound))
 
 
 def multiply_heads(
@@ -761,6 +760,7 @@ TABLE: list[Line] = [
     (rotate_latent, NATIVE, BOTH, [
         ((4, 8, 16, 32), 16, 37), ((1, 16, 2, 16), 8, 3), ((5, 64, 64, 512), 32, 70)
     ], 3),
+    (rotate_latent, TRITON, BOTH, [((8, 16, 16, 32), 8, 5), ((7, 8, 12, 40), 16, 11)], 1),
     (multiply_heads, NATIVE, BOTH, [
         (1, 1, 1, 1), (3, 4, 16, 48), (70, 3, 24, 33), (130, 16, 128, 96)
     ], 3),

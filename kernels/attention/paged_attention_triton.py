@@ -3,7 +3,9 @@
 The formula and its reference are in paged_attention.py; here a soft cap c may turn each score s into
 c tanh(s / c). One program computes a tile of query rows (tokens x the heads that share a kv head, so that K
 and V are read once for all of them) over a range of keys, with the online softmax of FlashAttention
-(arXiv 2205.14135) in base 2 and float32 sums. Where a step has too few rows to fill the device, the keys of
+(arXiv 2205.14135) in base 2 and float32 sums. Where values are the first numbers of the keys they are the
+loaded keys, turned; the keys' rest is a product of its own, and heads that are too many for a tile are dealt
+out to several programs. Where a step has too few rows to fill the device, the keys of
 each single-token request are split over programs, whose parts a second kernel combines (Flash-Decoding).
 
 A step is at most three launches a layer: requests of one token, the combination of their splits, requests of
@@ -11,7 +13,8 @@ more tokens. Strict mode cuts keys at fixed places
 and uses one tile shape for all of them, so that a row's bits depend on its sequence alone, whatever stands
 beside it, however its prompt was cut and whether its splits ran in one program or in many.
 Bytes of a decode: 2 * seq_len * G * D elements a request. Operations of a chunk: 4 * D * H per visible pair.
-Legend: T tokens, R requests, H query heads, G kv heads, D head size, M rows and N keys of a tile, S splits.
+Legend: T tokens, R requests, H query heads, G kv heads, D head size, E value size, M rows and N keys of a
+tile, S splits.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ _jit: typing.Any = triton.jit
 
 MAX_HEAD_SIZE = 256
 MAX_GROUP = 128  # query heads that share a kv head
+MAX_VALUE_SIZE, MAX_REST = (
+    512,
+    128,
+)  # where values are part of the keys: of these, and of what keys have beyond
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _LARGE_SHARED_BYTES = 200 << 10  # Hopper and later have 227 KB a program, Ampere 163, Ada 99
@@ -42,6 +49,7 @@ _MEDIUM_SHARED_BYTES = 160 << 10
 _MAX_FLOAT32_TILE = 32 * 256
 # Of a thread of 4 warps, two programs of a processor: unsaid, ptxas spills to have three.
 _MAX_REGISTERS = 255
+_MAX_TILE_HEADS = 16  # of a program where values are part of the keys, whose sums fill the registers
 _MAX_AHEAD = 1 << 30  # so that a position and it are an int32 together
 _LOG2_E = math.log2(math.e)
 
@@ -60,10 +68,15 @@ def find_uncovered(
     num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, value_size: int | None = None
 ) -> str | None:
     """What of a model these kernels do not compute, with the covered set, None if they compute it all."""
-    if value_size is not None:
-        return "values that are part of the keys"
     if dtype not in DTYPES:
         return f"dtype {dtype}: float32, bfloat16 and float16 are covered"
+    if value_size is not None:
+        if num_kv_heads == 1 and value_size <= MAX_VALUE_SIZE and 1 <= head_size - value_size <= MAX_REST:
+            return None
+        return (
+            f"values that are {value_size} of a key's {head_size} numbers, {num_kv_heads} kv heads: up to "
+            f"{MAX_VALUE_SIZE}, with 1 to {MAX_REST} more, of one kv head are covered"
+        )
     if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
         return f"head size {head_size}: even ones from 2 to {MAX_HEAD_SIZE} are covered"
     group = num_heads // num_kv_heads
@@ -71,6 +84,16 @@ def find_uncovered(
     if group > largest:
         return f"{group} query heads a kv head, {dtype} of size {head_size}: up to {largest} are covered"
     return None
+
+
+def count_head_tiles(num_heads: int, num_kv_heads: int, value_size: int | None) -> int:
+    """Programs that share the query heads of a request's tile: one a kv head, or more where values are part
+    of the keys. These have the most heads that divide all.
+    """
+    if value_size is None:
+        return num_kv_heads
+    counts = range(-(-num_heads // _MAX_TILE_HEADS), num_heads + 1)
+    return next(count for count in counts if num_heads % count == 0)
 
 
 def launch_paged_attention(
@@ -90,10 +113,12 @@ def launch_paged_attention(
     ahead: int = 0,
     position_bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    value_size: int | None = None,
     tile: TileShape | None = None,
 ) -> Tensor:
     """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
 
+    With a `value_size` E it is [T, H * E], values are the first E numbers of keys, and `v_cache` is not read.
     Caches are [blocks, G, block_size, D] or as in narrow_cache.py, and contiguous; tables and lengths int32.
     Requests with seq_len 0 pad a captured graph's batch: their rows come back as zeros. Requests without
     tokens and tokens past the last request pad mixed steps: nothing is computed for them, and what comes back
@@ -102,8 +127,9 @@ def launch_paged_attention(
     waits for the device.
     """
     num_kv_heads, block_size, head_size = *k_cache.shape[1:3], find_head_size(k_cache)
-    group = num_heads // num_kv_heads
-    out = query.new_empty((query.shape[0], num_heads * head_size))
+    head_tiles = count_head_tiles(num_heads, num_kv_heads, value_size)
+    group, size = num_heads // head_tiles, value_size or head_size
+    out = query.new_empty((query.shape[0], num_heads * size))
     tensors = (k_cache, v_cache, block_tables, query_starts, seq_lens)
     bias, reach = (query, 0) if position_bias is None else (position_bias, position_bias.shape[1] // 2)
     scalars = (
@@ -114,8 +140,11 @@ def launch_paged_attention(
     options = {**launch_options(query.device), "enable_fp_fusion": plan.split_keys == 0}
     constants: dict[str, typing.Any] = {
         "GROUP": group,
-        "HEAD_SIZE": head_size,
-        "PADDED_SIZE": _pad(head_size),
+        "TILES": head_tiles // num_kv_heads,
+        "VALUE_SIZE": size,
+        "PADDED_SIZE": _pad(size),
+        "REST": head_size - size,
+        "PADDED_REST": _pad(max(1, head_size - size)),
         "BLOCK_SIZE": block_size,
         "WINDOW": window or 0,
         "AHEAD": min(ahead, _MAX_AHEAD),
@@ -128,9 +157,9 @@ def launch_paged_attention(
     }
     num_requests = seq_lens.shape[0]
     if work is not None:
-        shape = tile or _single_shape(query.dtype, head_size, group, plan)
-        parts, sums = _new_parts(query, plan, num_heads, head_size)
-        _paged_attention_kernel[(plan.num_items, num_kv_heads)](
+        shape = tile or _single_shape(query.dtype, size, group, plan)
+        parts, sums = _new_parts(query, plan, num_heads, size)
+        _paged_attention_kernel[(plan.num_items, head_tiles)](
             query, out, parts, sums, *tensors, work.items, num_requests, *scalars, **constants,
             IS_SINGLE=True, M=shape.rows, N=shape.keys,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
@@ -139,13 +168,14 @@ def launch_paged_attention(
         if plan.num_split:
             _combine_kernel[(plan.num_split, num_heads)](
                 out, parts, sums, query_starts, work.items, work.split_items, scalars[4], NUM_HEADS=num_heads,
-                HEAD_SIZE=head_size, PADDED_SIZE=_pad(head_size), MAX_SPLITS=MAX_SPLITS,
-                HAS_SINKS=sinks is not None, IS_STRICT=plan.split_keys > 0, num_warps=2, **options,
+                HEAD_SIZE=size, PADDED_SIZE=_pad(size), MAX_SPLITS=MAX_SPLITS,
+                HAS_SINKS=sinks is not None, IS_STRICT=plan.split_keys > 0,
+                num_warps=2 if size <= MAX_HEAD_SIZE else 8, **options,
             )  # fmt: skip
     if plan.num_chunks:
-        shape = tile or _chunk_shape(query.dtype, head_size, group, plan)
+        shape = tile or _chunk_shape(query.dtype, size, group, plan)
         num_tiles = query.shape[0] // (shape.rows // group) + num_requests
-        _paged_attention_kernel[(num_tiles, num_kv_heads)](
+        _paged_attention_kernel[(num_tiles, head_tiles)](
             query, out, out, out, *tensors, seq_lens, num_requests, *scalars, **constants,
             IS_SINGLE=False, M=shape.rows, N=shape.keys,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
@@ -161,6 +191,8 @@ def _single_shape(dtype: torch.dtype, head_size: int, group: int, plan: Attentio
     """The tile for requests of one token: no more rows than the group, keys enough to hide the memory."""
     if plan.split_keys:
         return _chunk_shape(dtype, head_size, group, plan)
+    if head_size > MAX_HEAD_SIZE:
+        return _latent_shape(dtype, rows=16, num_warps=4)
     rows = max(16, next_power_of_2(group))
     if dtype == torch.float32:
         return TileShape(rows, 32 if _pad(head_size) <= 128 else 16, num_warps=4, num_stages=3)
@@ -175,6 +207,8 @@ def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, plan: Attention
 
     As large as registers and the card's shared memory hold without spilling, by what the compiler reports.
     """
+    if head_size > MAX_HEAD_SIZE:
+        return _latent_shape(dtype, rows=16 if plan.split_keys else 32, num_warps=8)
     least = next_power_of_2(group)
     is_large = plan.shared_bytes >= _LARGE_SHARED_BYTES
     if dtype == torch.float32:  # without tensor cores a tile's products live in registers
@@ -188,12 +222,19 @@ def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, plan: Attention
     return TileShape(max(rows, least), 64 if is_large else 32, num_warps=8, num_stages=3)
 
 
-def _new_parts(query: Tensor, plan: AttentionPlan, num_heads: int, head_size: int) -> tuple[Tensor, Tensor]:
-    """float32 scratch: of each item weighted sums [items, H, D], maxima and sums of weights [items, H, 2]."""
+def _latent_shape(dtype: torch.dtype, rows: int, num_warps: int) -> TileShape:
+    """The tile for latents of more than MAX_HEAD_SIZE numbers: few rows' sums fill the registers."""
+    if dtype == torch.float32:
+        return TileShape(16, 16, num_warps=8, num_stages=2)
+    return TileShape(rows, 32, num_warps, num_stages=3)
+
+
+def _new_parts(query: Tensor, plan: AttentionPlan, num_heads: int, value_size: int) -> tuple[Tensor, Tensor]:
+    """float32 scratch: of each item weighted sums [items, H, E], maxima and sums of weights [items, H, 2]."""
     if not plan.num_split:
         return query, query  # not read
     shape = (plan.num_items, num_heads)
-    parts = torch.empty((*shape, head_size), dtype=torch.float32, device=query.device)
+    parts = torch.empty((*shape, value_size), dtype=torch.float32, device=query.device)
     return parts, torch.empty((*shape, 2), dtype=torch.float32, device=query.device)
 
 
@@ -255,18 +296,20 @@ def _load_scales(at: typing.Any, mask: typing.Any) -> typing.Any:
 
 @_jit
 def _attend_keys(
-    q: typing.Any, top: typing.Any, total: typing.Any, sums: typing.Any, k_cache: typing.Any,
-    v_cache: typing.Any, table: typing.Any, positions: typing.Any,
+    q: typing.Any, q_rest: typing.Any, top: typing.Any, total: typing.Any, sums: typing.Any,
+    k_cache: typing.Any, v_cache: typing.Any, table: typing.Any, positions: typing.Any,
     kv_head: typing.Any, num_kv_heads: typing.Any, first: typing.Any, last: typing.Any, seq_len: typing.Any,
     scale: typing.Any, soft_cap: typing.Any, bias: typing.Any, head: typing.Any, reach: typing.Any,
-    IS_MASKED: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, AHEAD: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    KV_FORMAT: tl.constexpr, N: tl.constexpr,
+    IS_MASKED: tl.constexpr, VALUE_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, REST: tl.constexpr,
+    PADDED_REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, KV_FORMAT: tl.constexpr, N: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
-    """Go on with the online softmax of q [M, D] over keys first..last-1, tile by tile."""
+    """Go on with the online softmax of q [M, E], q_rest [M, D - E] over keys first..last-1, tile by tile."""
+    HEAD_SIZE: tl.constexpr = VALUE_SIZE + REST
     in_tile = tl.arange(0, N)
     dims = tl.arange(0, PADDED_SIZE)
-    has_dim = dims < HEAD_SIZE
+    has_dim = dims < VALUE_SIZE
+    rest = tl.arange(0, PADDED_REST)
     # The blocks of a tile are loaded a tile ahead, so that nothing the copies of K and V wait for is loaded
     # with them, and the compiler starts as many tiles' copies ahead as it has buffers.
     block = tl.load(table + (first + in_tile) // BLOCK_SIZE, mask=first + in_tile < seq_len, other=0)
@@ -285,12 +328,17 @@ def _attend_keys(
         v_at = v_cache + starts[:, None] + dims[None, :]
         if IS_MASKED:
             k = tl.load(k_at, mask=is_key[None, :] & has_dim[:, None], other=0.0)
-            v = tl.load(v_at, mask=is_key[:, None] & has_dim[None, :], other=0.0)
-        elif HEAD_SIZE == PADDED_SIZE:
+        elif VALUE_SIZE == PADDED_SIZE:
             k = tl.load(k_at)
-            v = tl.load(v_at)
         else:
             k = tl.load(k_at, mask=has_dim[:, None], other=0.0)
+        if REST > 0:
+            v = tl.trans(k)
+        elif IS_MASKED:
+            v = tl.load(v_at, mask=is_key[:, None] & has_dim[None, :], other=0.0)
+        elif VALUE_SIZE == PADDED_SIZE:
+            v = tl.load(v_at)
+        else:
             v = tl.load(v_at, mask=has_dim[None, :], other=0.0)
         if KV_FORMAT > 0:
             k_scale = _load_scales(k_cache + scales_at, is_key)  # pyright: ignore[reportPossiblyUnboundVariable]
@@ -300,7 +348,15 @@ def _attend_keys(
             if q.dtype == tl.float16:  # whose small numbers lose digits: not weight times scale
                 v = v * v_scale[:, None]
             v = v.to(q.dtype)
-        scores = tl.dot(q, k, input_precision="ieee") * scale  # [M, N], of a weight the logarithm to base 2
+        scores = tl.dot(q, k, input_precision="ieee")
+        if REST > 0:
+            rest_at = k_cache + starts[None, :] + VALUE_SIZE + rest[:, None]
+            if IS_MASKED or REST < PADDED_REST:
+                k_rest = tl.load(rest_at, mask=is_key[None, :] & (rest < REST)[:, None], other=0.0)
+            else:
+                k_rest = tl.load(rest_at)
+            scores = tl.dot(q_rest, k_rest, scores, input_precision="ieee")
+        scores = scores * scale  # [M, N], of a weight the logarithm to base 2
         if KV_FORMAT > 0:
             scores = scores * k_scale[None, :]  # pyright: ignore[reportPossiblyUnboundVariable]
         if HAS_SOFT_CAP:
@@ -340,17 +396,22 @@ def _paged_attention_kernel(
     v_cache: typing.Any, block_tables: typing.Any,
     query_starts: typing.Any, seq_lens: typing.Any, items: typing.Any, num_requests: typing.Any,
     scale: typing.Any, soft_cap: typing.Any, bias: typing.Any, reach: typing.Any, sinks: typing.Any,
-    query_stride: typing.Any, table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
+    query_stride: typing.Any, table_stride: typing.Any, GROUP: tl.constexpr, TILES: tl.constexpr,
+    VALUE_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, REST: tl.constexpr, PADDED_REST: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SINKS: tl.constexpr, KV_FORMAT: tl.constexpr,
     SPLIT_KEYS: tl.constexpr, IS_SINGLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
-    """Grid (items or tiles, G). A request that is not of this launch's kind is left to the other launch."""
+    """Grid (items or tiles, G * TILES); GROUP heads each. A request that is not of this launch's kind is left
+    to the other launch.
+    """
     wait_for_inputs(USE_PDL)
     TILE_TOKENS: tl.constexpr = M // GROUP
-    kv_head = tl.program_id(1)
-    num_kv_heads = tl.num_programs(1)
+    HEAD_SIZE: tl.constexpr = VALUE_SIZE + REST
+    kv_head = tl.program_id(1) // TILES
+    num_kv_heads = tl.num_programs(1) // TILES
+    num_heads = tl.num_programs(1) * GROUP
     # 1. Which tokens of which request. Of a long prompt the last tiles see most keys, so they start first.
     if IS_SINGLE:
         item = tl.program_id(0)
@@ -372,14 +433,14 @@ def _paged_attention_kernel(
         if (query_len == 1) | (first_token >= query_len):
             return
     seq_len = tl.load(seq_lens + request)
-    # 2. The rows: row m is token m // GROUP and head m % GROUP of the group.
+    # 2. The rows: row m is token m // GROUP and head m % GROUP of the program's.
     rows = tl.arange(0, M)
     dims = tl.arange(0, PADDED_SIZE)
     token = first_token + rows // GROUP
     is_row = (rows < TILE_TOKENS * GROUP) & (token < query_len)
-    head = kv_head * GROUP + rows % GROUP
-    is_element = is_row[:, None] & (dims < HEAD_SIZE)[None, :]
-    out_at = ((begin + token).to(tl.int64) * num_kv_heads * GROUP + head) * HEAD_SIZE
+    head = tl.program_id(1) * GROUP + rows % GROUP
+    is_element = is_row[:, None] & (dims < VALUE_SIZE)[None, :]
+    out_at = ((begin + token).to(tl.int64) * num_heads + head) * VALUE_SIZE
     if seq_len == 0:
         zeros = tl.zeros([M, PADDED_SIZE], tl.float32).to(out.dtype.element_ty)
         tl.store(out + out_at[:, None] + dims[None, :], zeros, mask=is_element)
@@ -405,6 +466,11 @@ def _paged_attention_kernel(
     positions = first_position + rows // GROUP
     row_at = (begin + token).to(tl.int64) * query_stride + head * HEAD_SIZE
     q = tl.load(query + row_at[:, None] + dims[None, :], mask=is_element, other=0.0)
+    q_rest = q
+    if REST > 0:
+        rest = tl.arange(0, PADDED_REST)
+        rest_at = query + row_at[:, None] + VALUE_SIZE + rest[None, :]
+        q_rest = tl.load(rest_at, mask=is_row[:, None] & (rest < REST)[None, :], other=0.0)
     # 4. Walk the keys; those that every row sees need no mask.
     table = block_tables + request.to(tl.int64) * table_stride
     top = tl.full([M], float("-inf"), tl.float32)
@@ -421,16 +487,16 @@ def _paged_attention_kernel(
             seen_by_all = tl.minimum(first_position + AHEAD + 1, seq_len)
             masked_from = tl.maximum(start, tl.minimum(end, seen_by_all // N * N))
             split_top, split_total, split_sums = _attend_keys(
-                q, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
+                q, q_rest, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
                 kv_head, num_kv_heads, start, masked_from, seq_len, scale, soft_cap,
-                bias, head, reach, False, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, AHEAD, HAS_SOFT_CAP,
-                HAS_BIAS, KV_FORMAT, N,
+                bias, head, reach, False, VALUE_SIZE, PADDED_SIZE, REST, PADDED_REST, BLOCK_SIZE, WINDOW,
+                AHEAD, HAS_SOFT_CAP, HAS_BIAS, KV_FORMAT, N,
             )  # fmt: skip
         split_top, split_total, split_sums = _attend_keys(
-            q, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
+            q, q_rest, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
             kv_head, num_kv_heads, masked_from, end, seq_len, scale, soft_cap,
-            bias, head, reach, True, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, AHEAD, HAS_SOFT_CAP,
-            HAS_BIAS, KV_FORMAT, N,
+            bias, head, reach, True, VALUE_SIZE, PADDED_SIZE, REST, PADDED_REST, BLOCK_SIZE, WINDOW, AHEAD,
+            HAS_SOFT_CAP, HAS_BIAS, KV_FORMAT, N,
         )  # fmt: skip
         if SPLIT_KEYS > 0:
             top, total, sums = _merge(top, total, sums, split_top, split_total, split_sums)
@@ -438,8 +504,8 @@ def _paged_attention_kernel(
             top, total, sums = split_top, split_total, split_sums
     # 5. The result, or this split's part of it.
     if num_splits > 1:
-        part = (item * num_kv_heads * GROUP + head).to(tl.int64)
-        tl.store(parts + part[:, None] * HEAD_SIZE + dims[None, :], sums, mask=is_element)
+        part = (item * num_heads + head).to(tl.int64)
+        tl.store(parts + part[:, None] * VALUE_SIZE + dims[None, :], sums, mask=is_element)
         tl.store(part_sums + part * 2, top, mask=is_row)
         tl.store(part_sums + part * 2 + 1, total, mask=is_row)
         return

@@ -3,7 +3,7 @@
 One program takes some heads of one token: reads their halves once, norms and rotates queries and keys in
 float32, writes queries back in place, keys and values to their slot. A block of either cache holds
 [block_size, D] a kv head: a key's row is contiguous, as the attention kernel's loads want it.
-Bytes: reads the T rows of qkv once, writes each of its values once.
+Bytes: reads the T rows of qkv once, writes each of its values once. Latents have a kernel of their own.
 Legend: T tokens, H query heads, G kv heads, D head size.
 """
 
@@ -53,6 +53,26 @@ def launch_rotate_and_write(
         PADDED_HALF=next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
         KV_FORMAT=find_format(k_cache),
         num_warps=2 if head_size * qkv.element_size() <= 256 else 4, **launch_options(qkv.device),
+    )  # fmt: skip
+
+
+def launch_rotate_latent(
+    query: Tensor,
+    y: Tensor,
+    latent: Tensor,
+    rank: int,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """As `rotate_latent_reference`; all contiguous. A negative slot is as above."""
+    num_heads, rope = query.shape[1], latent.shape[1] - rank
+    _rotate_latent_kernel[(query.shape[0], ceil_div(num_heads + 1, _HEADS))](
+        query, y, latent, query if cos is None else cos, query if sin is None else sin, k_cache, slot_mapping,
+        HAS_ANGLES=cos is not None, NUM_HEADS=num_heads, NOPE=query.shape[2] - rope, RANK=rank,
+        PADDED_RANK=next_power_of_2(rank), HALF=rope // 2, PADDED_HALF=next_power_of_2(rope // 2),
+        HEADS=_HEADS, num_warps=2, **launch_options(query.device),
     )  # fmt: skip
 
 
@@ -163,3 +183,47 @@ def _rotate_and_write_kernel(
             v_cache, stored_first, stored_second, first_head - NUM_KV_HEADS + heads, is_value,
             slot % BLOCK_SIZE, dims, HALF, BLOCK_SIZE, KV_FORMAT,
         )  # fmt: skip
+
+
+@_jit
+def _rotate_latent_kernel(
+    query: typing.Any, y: typing.Any, latent: typing.Any, cos: typing.Any, sin: typing.Any,
+    k_cache: typing.Any, slot_mapping: typing.Any, HAS_ANGLES: tl.constexpr, NUM_HEADS: tl.constexpr,
+    NOPE: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr, HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
+) -> typing.Any:  # fmt: skip
+    """Grid (T, groups of HEADS heads); the latent's end counts as the last head."""
+    wait_for_inputs(USE_PDL)
+    SIZE: tl.constexpr = RANK + HALF * 2
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    dims = tl.arange(0, PADDED_HALF)
+    is_query = (heads < NUM_HEADS)[:, None] & (dims < HALF)[None, :]
+    is_latent = (heads == NUM_HEADS)[:, None] & (dims < HALF)[None, :]
+    rows = token * NUM_HEADS + heads
+    query_at = query + (rows * (NOPE + HALF * 2) + NOPE)[:, None] + dims[None, :]
+    latent_at = latent + (token * SIZE + RANK) + (heads - heads)[:, None] + dims[None, :]
+    at = tl.where(is_latent, latent_at, query_at)
+    first = tl.load(at, mask=is_query | is_latent, other=0.0)
+    second = tl.load(at + HALF, mask=is_query | is_latent, other=0.0)
+    if HAS_ANGLES:
+        cos_row = tl.load(cos + token * HALF + dims, mask=dims < HALF, other=0.0)[None, :]
+        sin_row = tl.load(sin + token * HALF + dims, mask=dims < HALF, other=0.0)[None, :]
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        first = (a * cos_row - b * sin_row).to(y.dtype.element_ty)
+        second = (b * cos_row + a * sin_row).to(y.dtype.element_ty)
+    y_at = y + (rows * SIZE + RANK)[:, None] + dims[None, :]
+    tl.store(y_at, first, mask=is_query)
+    tl.store(y_at + HALF, second, mask=is_query)
+    if tl.program_id(1) == tl.num_programs(1) - 1:
+        tl.store(latent_at, first, mask=is_latent)
+        tl.store(latent_at + HALF, second, mask=is_latent)
+        slot = tl.load(slot_mapping + token)
+        if slot >= 0:
+            to = k_cache + slot * SIZE
+            in_rank = tl.arange(0, PADDED_RANK)
+            numbers = tl.load(latent + token * SIZE + in_rank, mask=in_rank < RANK, other=0.0)
+            tl.store(to + in_rank, numbers, mask=in_rank < RANK)
+            end_at = to + RANK + (heads - heads)[:, None] + dims[None, :]
+            tl.store(end_at, first, mask=is_latent)
+            tl.store(end_at + HALF, second, mask=is_latent)

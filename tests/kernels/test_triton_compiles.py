@@ -24,9 +24,9 @@ pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 _SCRIPT = """
 import json, re, sys, torch
 from quire.kernels.attention.attention_plan_triton import launch_plan, plan_attention
-from quire.kernels.attention.paged_attention_triton import launch_paged_attention
+from quire.kernels.attention.paged_attention_triton import count_head_tiles, launch_paged_attention
 from quire.kernels.attention.rotate_and_write import QKNorm
-from quire.kernels.attention.rotate_and_write_triton import launch_rotate_and_write
+from quire.kernels.attention.rotate_and_write_triton import launch_rotate_and_write, launch_rotate_latent
 from quire.kernels.linear.experts_triton import multiply_grouped
 from quire.kernels.linear.gated_activation_triton import launch_gated_activation
 from quire.kernels.linear.linear_triton import launch_linear
@@ -66,21 +66,32 @@ def launch_dense(_case, _architecture):
 def launch_attention(case, architecture):
     dtype, head_size = getattr(torch, case["dtype"]), case["head_size"]
     block_size = case.get("block_size", 16)
-    num_heads = 2 * case["group"]
-    row_size = (num_heads + 4) * head_size
-    cache, qkv = (make(*size, dtype=dtype) for size in ((4, 2, block_size, head_size), (34, row_size)))
+    value_size = case.get("value_size")  # of latents
+    num_kv_heads = 2 if value_size is None else 1
+    num_heads = num_kv_heads * case["group"]
+    row_size = (num_heads + 2 * num_kv_heads) * head_size
+    cache = make(4, num_kv_heads, block_size, head_size, dtype=dtype)
+    qkv = make(34, row_size, dtype=dtype)
     weight, angle = make(head_size, dtype=dtype), make(34, head_size // 2, dtype=torch.float32)
     tables, starts, lengths = (make(*size, dtype=torch.int32) for size in ((4, 9), (5,), (4,)))
     slots, window = make(34, dtype=torch.int64), case.get("window")
-    launch_rotate_and_write(qkv, num_heads, angle, angle, QKNorm(weight, weight, 1e-6), cache, cache, slots)
-    plan = plan_attention(
-        2, 2, 4, 2, 4096, 132, case.get("is_strict", False), shared_bytes=SHARED_BYTES[architecture]
-    )
+    if value_size is None:
+        norm = QKNorm(weight, weight, 1e-6)
+        launch_rotate_and_write(qkv, num_heads, angle, angle, norm, cache, cache, slots)
+    else:
+        rope = head_size - value_size
+        query, rows = (make(34, num_heads, size, dtype=dtype) for size in (128 + rope, head_size))
+        angle = make(34, rope // 2, dtype=torch.float32)
+        latent = make(34, head_size, dtype=dtype)
+        launch_rotate_latent(query, rows, latent, value_size, angle, angle, cache, slots)
+    tiles, is_strict = count_head_tiles(num_heads, num_kv_heads, value_size), case.get("is_strict", False)
+    plan = plan_attention(2, 2, 4, tiles, 4096, 132, is_strict, shared_bytes=SHARED_BYTES[architecture])
     sinks = make(num_heads, dtype=torch.float32) if case.get("has_sinks") else None
     launch_paged_attention(
         qkv, row_size, num_heads, cache, cache, tables, starts, lengths, window, plan,
         launch_plan(plan, starts, lengths, window), case.get("soft_cap"), None, case.get("ahead", 0),
         make(num_heads, 1023, dtype=torch.float32) if case.get("has_bias") else None, sinks,
+        value_size,
     )
 
 wanted = r"griddepcontrol\\.\\w+|prefetch\\.global|[ls][dt]\\.global|cp\\.async\\.c\\w|\\w+(?:\\.\\w+)*\\.f32"
@@ -99,6 +110,7 @@ print(json.dumps(made))
 _SHARED_BYTES = {89: 99 << 10, 90: 227 << 10}  # of a program
 
 BFLOAT16 = {"dtype": "bfloat16", "head_size": 128, "group": 4}
+LATENTS = {"dtype": "bfloat16", "head_size": 576, "value_size": 512, "group": 128}
 ATTENTION_CASES = {
     "strict": BFLOAT16 | {"is_strict": True},
     "window and cap": BFLOAT16 | {"dtype": "float16", "window": 4096, "soft_cap": 30.0},
@@ -112,6 +124,10 @@ ATTENTION_CASES = {
     "float32": {"dtype": "float32", "head_size": 128, "group": 4},
     "on Ada": BFLOAT16 | {"architecture": 89},
     "large heads on Ada": {"dtype": "bfloat16", "head_size": 256, "group": 2, "architecture": 89},
+    "latents": LATENTS,
+    "latents, strict": LATENTS | {"is_strict": True},
+    "latents on Ada": LATENTS | {"architecture": 89},
+    "latents, float32": LATENTS | {"dtype": "float32"},
     "large float32, strict": {"dtype": "float32", "head_size": 256, "group": 8, "is_strict": True},
 }
 
@@ -198,6 +214,7 @@ def test_every_kind_of_attention_compiles_and_fits_the_shared_memory(name: str) 
         assert kernel.shared_bytes <= _SHARED_BYTES[architecture], kernel
         if kernel.name == "_paged_attention_kernel":
             assert kernel.copies_in_flight or case["dtype"] == "float32", kernel
+            assert not kernel.num_spills or "value_size" not in case, kernel
 
 
 def test_kernels_wait_once_before_they_touch_what_others_write(compiled: dict[str, list[Kernel]]) -> None:

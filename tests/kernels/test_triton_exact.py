@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
+from decoders import make_decoder
 from kernel_checks import TRITON_DEVICE as DEVICE
 from paged import PagedRun
 from quire.kernels.program import native
@@ -19,9 +20,11 @@ pytest.importorskip("triton")
 PROMPTS = {"a": list(range(40, 49)), "b": [7] * 5, "c": [1, 2, 3]}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+@pytest.fixture(scope="module", params=["qwen3", "minicpm3"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     folder: Path = tmp_path_factory.mktemp("checkpoint")
+    if request.param == "minicpm3":  # of latents
+        return make_decoder(folder, request.param, num_hidden_layers=1)
     return make_checkpoint(folder, Recipe(family="qwen3", num_layers=1))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, find_tolerance, make_checkpoint
+from decoders import DECODERS, make_decoder
 from kernel_checks import TRITON_DEVICE as DEVICE
 from paged import PagedRun
 from quire.ipc.spec.model_spec import AttentionSpec
@@ -28,16 +29,18 @@ def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3", "mistral-window", "gemma2", pytest.param("olmo2", marks=pytest.mark.slow)],
+    params=["qwen3", "mistral-window", "gemma2", "minicpm3", pytest.param("olmo2", marks=pytest.mark.slow)],
 )
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    if request.param in DECODERS:
+        return make_decoder(folder, request.param, num_hidden_layers=1)
     recipe = {
         "qwen3": Recipe(family="qwen3", num_layers=1),
         "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1, num_layers=1),
         "gemma2": Recipe(family="gemma2", sliding_window=13, num_layers=1),
         "olmo2": Recipe(family="olmo2", num_layers=1),
     }[request.param]
-    folder: Path = tmp_path_factory.mktemp("checkpoint")
     return make_checkpoint(folder, recipe)
 
 

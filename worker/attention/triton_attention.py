@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
 from ...kernels.attention.attention_plan_triton import AttentionPlan, SplitWork, launch_plan, plan_attention
-from ...kernels.attention.paged_attention_triton import launch_paged_attention
-from ...kernels.attention.rotate_and_write_triton import launch_rotate_and_write
+from ...kernels.attention.paged_attention_triton import count_head_tiles, launch_paged_attention
+from ...kernels.attention.rotate_and_write_triton import launch_rotate_and_write, launch_rotate_latent
 from ...kernels.triton.direct_launch import LaunchTape, recorded_launches
-from .backend import AttentionBackend, count_ahead
+from .backend import AttentionBackend, count_ahead, value_size_of
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -36,7 +36,7 @@ class TritonAttention(AttentionBackend):
     is_capturable = captures_chunks = True
 
     def __init__(self, num_heads: int, card: Card, is_strict: bool = False) -> None:
-        super().__init__(num_heads, launch_rotate_and_write)
+        super().__init__(num_heads, launch_rotate_and_write, launch_rotate_latent)
         self._card = card
         self.is_exact = is_strict
         self._planned_for: Tensor | None = None  # a step's seq_lens, the same in all KV groups
@@ -60,11 +60,13 @@ class TritonAttention(AttentionBackend):
         again = self._again.get(key) if is_planned and position_bias is None else None
         if again is not None and again[0].run(inputs):
             return again[1]
-        plan, work = self._find_plan(metadata, kv_cache[0].shape[1], spec.window)
+        value_size = value_size_of(spec)
+        num_tiles = count_head_tiles(self._num_heads, kv_cache[0].shape[1], value_size)
+        plan, work = self._find_plan(metadata, num_tiles, spec.window)
         with recorded_launches(inputs) as tape:
             attended = launch_paged_attention(
                 query,
-                query.shape[1],
+                query.stride(0),
                 self._num_heads,
                 *kv_cache,
                 metadata.block_tables,
@@ -78,13 +80,14 @@ class TritonAttention(AttentionBackend):
                 count_ahead(spec),
                 position_bias,
                 sinks,
+                value_size,
             )
         if tape.is_whole:
             self._again[key] = tape, attended
         return attended
 
     def _find_plan(
-        self, metadata: AttentionMetadata, num_kv_heads: int, window: int | None
+        self, metadata: AttentionMetadata, num_tiles: int, window: int | None
     ) -> tuple[AttentionPlan, SplitWork | None]:
         """Made in the step's first layer, and the work in the first of each window; kept for the others."""
         if self._planned_for is not metadata.seq_lens or self._plan is None:
@@ -93,7 +96,7 @@ class TritonAttention(AttentionBackend):
             self._plan = plan_attention(
                 *(metadata.kind_bounds or _count_kinds(metadata)),
                 metadata.num_requests,
-                num_kv_heads,
+                num_tiles,
                 metadata.max_seq_len,
                 self._card.num_processors,
                 self.is_exact,

@@ -69,19 +69,13 @@ def test_a_mixed_step_equals_the_reference(
 LATENTS = [(16, 576, 512, 16), (5, 40, 16, 8), (40, 96, 64, 32), (3, 56, 48, 128)]
 
 
-@pytest.mark.parametrize(("heads", "head_size", "value_size", "block_size"), LATENTS)
+@pytest.mark.parametrize("shape", LATENTS)
 def test_values_that_are_part_of_the_keys_equal_the_reference(
-    native_dtype: torch.dtype,
-    heads: int,
-    head_size: int,
-    value_size: int,
-    block_size: int,
-    request: pytest.FixtureRequest,
+    native_dtype: torch.dtype, shape: tuple[int, int, int, int], request: pytest.FixtureRequest
 ) -> None:
-    drawn = AttentionStep.draw(NATIVE_STEPS[native_dtype], heads, 1, head_size, block_size, native_dtype)
-    step = replace(drawn, v_cache=drawn.v_cache[..., :0].contiguous(), value_size=value_size)
+    step = AttentionStep.draw_latents(NATIVE_STEPS[native_dtype], shape, native_dtype)
     together, expected = step.launch_native(scale=0.1), step.reference(scale=0.1)
-    assert together.shape[2] == value_size
+    assert together.shape[2] == shape[2]
     step.assert_near(together, expected, rounds_weights=not is_widened(request))
     start = 0
     for number, (tokens, _) in enumerate(NATIVE_STEPS[native_dtype]):
@@ -152,6 +146,26 @@ def test_every_shape_and_type_in_triton_equals_the_reference(
 ) -> None:
     step = AttentionStep.draw([(5, 37), (1, 130)], *shape, dtype=dtype)
     step.assert_near(step.launch_triton(num_processors=4), step.reference())
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("shape", "dtype", "is_strict", "num_processors"),
+    [
+        (LATENTS[0], BF16, True, 12),
+        (LATENTS[0], F16, False, 1),
+        (LATENTS[1], F32, False, 12),
+        (LATENTS[2], BF16, False, 40),  # heads of three programs
+        (LATENTS[3], F32, True, 1),
+        ((17, 24, 16, 8), F32, False, 12),  # of seventeen
+    ],
+)
+def test_values_that_are_part_of_the_keys_in_triton_equal_the_reference(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, is_strict: bool, num_processors: int
+) -> None:
+    step = AttentionStep.draw_latents([(5, 37), (1, 130)], shape, dtype)
+    actual = step.launch_triton(None, None, 0.1, num_processors=num_processors, is_strict=is_strict)
+    step.assert_near(actual, step.reference(scale=0.1))
 
 
 @needs_triton
@@ -311,11 +325,16 @@ def test_a_prompt_has_the_same_bits_alone(
 
 @needs_triton
 @pytest.mark.usefixtures("dots_in_order")
-@pytest.mark.parametrize(("window", "dtype"), [(None, BF16), (70, F32)])
+@pytest.mark.parametrize(
+    ("window", "dtype", "latent"), [(None, BF16, None), (70, F32, None), (None, BF16, (20, 40, 32, 16))]
+)
 def test_strict_rows_have_the_same_bits_in_any_company_chunk_and_split(
-    window: int | None, dtype: torch.dtype
+    window: int | None, dtype: torch.dtype, latent: tuple[int, int, int, int] | None
 ) -> None:
-    step = AttentionStep.draw([(23, 140), (1, 130), (9, 9)], dtype=dtype)
+    requests = [(23, 140), (1, 130), (9, 9)]
+    step = AttentionStep.draw(requests, dtype=dtype)
+    if latent is not None:
+        step = AttentionStep.draw_latents(requests, latent, dtype)
     together = step.launch_triton(window, is_strict=True)
     # On many processors each split of a single token has a program of its own.
     parts = [(0, 0, 16, 1), (0, 16, 7, 1), (0, 5, 1, 1), (0, 5, 1, 40), (0, 22, 1, 40), (1, 0, 1, 40)]
@@ -436,6 +455,10 @@ def test_what_the_kernels_do_not_cover_is_named_with_what_they_do() -> None:
     from quire.kernels.attention.paged_attention_triton import find_uncovered
 
     assert find_uncovered(32, 8, 128, BF16) is None
+    assert find_uncovered(128, 1, 576, BF16, 512) is None
+    assert "640 numbers, 1 kv heads: up to 512, with 1 to 128 more" in (
+        find_uncovered(4, 1, 640, BF16, 600) or ""
+    )
     assert find_uncovered(2, 1, 320, BF16) == "head size 320: even ones from 2 to 256 are covered"
     assert "float64" in (find_uncovered(2, 1, 64, torch.float64) or "")
     assert "129 query heads" in (find_uncovered(129, 1, 64, BF16) or "")

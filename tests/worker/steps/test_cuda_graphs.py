@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
+from decoders import make_decoder
 from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import CaptureError
 from quire.ipc.params.sampling_params import SamplingParams
@@ -125,9 +126,11 @@ class Graphs:
         return replay, result
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+@pytest.fixture(scope="module", params=["qwen3", "minicpm3"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     folder: Path = tmp_path_factory.mktemp("checkpoint")
+    if request.param == "minicpm3":  # of latents
+        return make_decoder(folder, request.param, num_hidden_layers=1, vocab_size=61)
     sizes = {"num_heads": 2, "num_kv_heads": 1, "head_size": 8, "hidden_size": 16, "intermediate_size": 16}
     recipe = Recipe(family="qwen3", rope="dynamic", num_layers=1, vocab_size=61, **sizes)
     return make_checkpoint(folder, recipe)
