@@ -24,6 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 # What there is beside torch, the best first.
 _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "argmax": ("native",),
+    "delta_rule": ("triton", "native"),
     "experts": ("triton", "native"),
     "gated_activation": ("triton", "native"),
     "gather_rows": ("triton",),
@@ -34,6 +35,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "paged_attention": ("triton", "native"),
     "penalties": ("triton", "native"),
     "pool_rows": ("triton", "native"),
+    "product": ("native",),
     "program": ("native",),
     "quantize_groups": ("native",),
     "rms_norm": ("triton", "native"),

@@ -37,6 +37,7 @@ from quire.kernels.linear.experts import (
 from quire.kernels.linear.gated_activation import ACTIVATIONS, FUNCTIONS, gated_activation_reference
 from quire.kernels.linear.head_products import launch_multiply_heads, multiply_heads_reference
 from quire.kernels.linear.linear import Variant
+from quire.kernels.linear.product import product_reference
 from quire.kernels.linear.xielu import XieluNumbers, xielu_reference
 from quire.kernels.norm.layer_norm import layer_norm_reference
 from quire.kernels.norm.rms_norm import add_rms_norm_reference, rms_norm_reference
@@ -384,6 +385,17 @@ def xielu(implementation: str, dtype: torch.dtype, size: int) -> OpCase:
     return OpCase((x,), lambda x: (launch(x.clone(), numbers),), (expected,), (bound,))
 
 
+def product(implementation: str, dtype: torch.dtype, rows: int, size: int, gate: str | None) -> OpCase:
+    """By columns of longer rows."""
+    launch, draw = find_launch(implementation, "linear.product"), Draw(implementation, dtype)
+    x, y = draw(rows, size), draw(rows, size + 5) * 5
+    y[0, 3] = -200.0  # exp(200) is beyond float32
+    expected = product_reference(x.double(), y[:, 3 : 3 + size].double(), gate)
+    # exp is good to 2 units, then a sum, a quotient, a product.
+    bound = (unit(dtype) + 8 * EPS) * expected.abs() + torch.finfo(F32).tiny * 1e4
+    return OpCase((x, y), lambda x, y: (launch(x, y[:, 3 : 3 + size], gate),), (expected,), (bound,))
+
+
 def soft_cap(implementation: str, dtype: torch.dtype, count: int) -> OpCase:
     launch, x = find_launch(implementation, "sampling.soft_cap"), Draw(implementation, dtype)(count) * 40
     return OpCase((x,), lambda x: (launch(x, 30.0),), (soft_cap_reference(x, 30.0),), (30 * 8 * EPS,))
@@ -715,6 +727,10 @@ TABLE: list[Line] = [
     (gated_activation, TRITON, [BF16], [
         (3, 33, "silu"), (3, 33, "relu"), (3, 33, "clamped_swiglu"), (3, 33, "relu2")
     ], 0),
+    (product, NATIVE, BOTH, [
+        (*shape, gate) for shape in [(1, 1), (3, 16), (2, 33), (200, 250)]
+        for gate in (None, "sigmoid", "silu")
+    ], 3),
     (xielu, NATIVE, BOTH, [(1,), (16,), (33,), (40_001,)], 1),
     (gather_rows, TRITON, ALL, [(1,), (33,), (4099,)], 0),
     (plain_linear, VARIANTS, BOTH, list(cross(_LINEAR, [False, True])), 4),

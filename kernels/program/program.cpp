@@ -19,6 +19,7 @@
 #include "linear/head_products.h"
 #include "norm/layer_norm.h"
 #include "linear/linear.h"
+#include "linear/product.h"
 #include "attention/paged_attention.h"
 #include "norm/rms_norm.h"
 #include "attention/rotate_and_write.h"
@@ -106,15 +107,6 @@ void scale_rows(T* x, const float* table, const int64_t* positions, int rows, si
             T* row = x + r * stride;
             for (size_t i = 0; i < size; ++i) row[i] = narrow<T>(quire::widen(row[i]) * factor);
         }
-    });
-}
-
-template <typename T>
-void multiply_rows(T* x, const T* y, int rows, size_t stride, size_t size) {
-    parallel_runs(rows, rows * size * sizeof(T) > kMinParallelBytes, [&](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; ++r)
-            for (size_t i = 0; i < size; ++i)
-                x[r * size + i] = narrow<T>(quire::widen(x[r * size + i]) * quire::widen(y[r * stride + i]));
     });
 }
 
@@ -268,6 +260,8 @@ class Pass {
         return static_cast<T*>(static_cast<void*>(slots_[slot]));
     }
 
+    size_t number_size() const { return program_.is_bf16 ? sizeof(bf16) : sizeof(float); }
+
     void embed(const QuireEmbed& op) {
         const size_t width = program_.slots[op.y].row_bytes;
         if (op.num_rows > 0)
@@ -305,9 +299,8 @@ class Pass {
     static char* const_at(const float* angles) { return reinterpret_cast<char*>(const_cast<float*>(angles)); }
 
     void norm(const QuireNorm& op, bool adds) {
-        const size_t size = program_.is_bf16 ? sizeof(bf16) : sizeof(float);
         for (int i = 0; i < op.count; ++i) {
-            const size_t first = (op.first + size_t(i) * op.size) * size;
+            const size_t first = (op.first + size_t(i) * op.size) * number_size();
             quire_rms_norm(program_.is_bf16, at<char>(op.x) + first, adds ? at(op.residual) : nullptr, op.weight,
                            at<char>(op.y) + first, rows_, op.size, op.stride, op.eps, op.weight_offset,
                            op.rounds_normed);
@@ -418,10 +411,8 @@ class Pass {
     }
 
     void multiply_by_columns(const QuireProduct& op) {
-        with_type(program_.is_bf16, [&](auto zero) {
-            using T = decltype(zero);
-            multiply_rows(at<T>(op.x), at<T>(op.y) + op.first, rows_, op.stride, op.size);
-        });
+        quire_product(program_.is_bf16, op.gate, at(op.x), rows_, op.size, 
+                      at<char>(op.y) + op.first * number_size(), op.stride);
     }
 
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
@@ -443,7 +434,7 @@ class Pass {
     }
 
     void norm_of_ranks(const QuireNormOfRanks& op) {
-        char* x = at<char>(op.x) + size_t(op.first) * (program_.is_bf16 ? sizeof(bf16) : sizeof(float));
+        char* x = at<char>(op.x) + op.first * number_size();
         has_failed_ = quire_shared_norm(program_.is_bf16, &op.norm, x, rows_, op.stride, at<float>(op.squares)) != 0;
     }
 

@@ -187,10 +187,12 @@ struct QuireMultiplyHeads {
     int32_t x, y, num_heads, x_stride, x_step, y_stride, y_step, padding;
 };
 
-// x *= the `size` numbers from `first` on of y's rows, which are `stride` long.
+// x *= act of the `size` numbers from `first` on of y's rows, which are `stride` long.
 struct QuireProduct {
     int32_t x, y, first, size, stride;
+    int32_t gate;  // a QuireGate
 };
+
 
 struct QuireOperation {
     const void* arguments;  // the struct of its kind

@@ -129,7 +129,7 @@ ScaleRows = _make_struct("table", "x size stride padding")
 Xielu = _make_struct("", "x size", first=(("numbers", XieluTable),))
 RotateLatent = _make_struct("", "query y latent cos sin layer num_heads nope rope rank")
 MultiplyHeads = _make_struct("layers", "x y num_heads x_stride x_step y_stride y_step padding")
-Product = _make_struct("", "x y first size stride")
+Product = _make_struct("", "x y first size stride gate")
 
 
 class OperationTable(_Table):
