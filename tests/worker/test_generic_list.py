@@ -14,8 +14,8 @@ import torch
 from generic_checkpoints import make_generic_checkpoint, make_tiny_config
 from paged import PagedRun
 from quire.ipc.errors import ModelError
+from quire.worker.models.decoder import Decoder
 from quire.worker.models.generic.load import load_generic
-from quire.worker.models.generic.native import NativeModel
 from quire.worker.models.generic.plan import plan
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -45,6 +45,8 @@ PROGRAMS = {
     "gemma3_text",
     "glm",
     "glm4",
+    "gpt-sw3",
+    "gpt2",
     "gpt_bigcode",
     "gpt_neox",
     "gptj",
@@ -64,6 +66,7 @@ PROGRAMS = {
     "olmo",
     "olmo2",
     "olmo3",
+    "opt",
     "phi",
     "phi3",
     "qwen2",
@@ -90,7 +93,7 @@ def test_logits_equal_transformers(model_type: str, tmp_path: Path) -> None:
     checkpoint = make_generic_checkpoint(tmp_path, model_type, **EQUAL[model_type])
     config = checkpoint.engine_config()
     model = load_generic(config, torch.device("cpu"))
-    assert isinstance(model, NativeModel) == (model_type in PROGRAMS)
+    assert isinstance(model, Decoder) == (model_type in PROGRAMS)
     generator = torch.Generator().manual_seed(1)
     prompts = {
         name: torch.randint(3, config.model.spec.vocab_size, (length,), generator=generator).tolist()

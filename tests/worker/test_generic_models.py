@@ -20,15 +20,14 @@ from paged import PagedRun
 from quire.ipc.errors import ConfigError, ModelError
 from quire.ipc.spec.config import EngineConfig, ParallelConfig
 from quire.ipc.spec.linear_shapes import count_model_bytes
-from quire.worker.models.generic import native
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.generic import rows
 from quire.worker.models.generic.load import load_generic
 from quire.worker.models.generic.model import GenericModel
-from quire.worker.models.generic.native import NativeModel
 from quire.worker.models.generic.plan import limit_memory, plan
 from quire.worker.models.model import Model
 
 CPU = torch.device("cpu")
-pick = native._pick  # pyright: ignore[reportPrivateUsage]
 LENGTHS = {"long": 45, "short": 21}
 TOLERANCE = 1e-5  # of the largest logit: roundings of some ten sums of a hundred terms
 
@@ -98,9 +97,11 @@ def test_a_limit_that_the_planner_has_already_is_kept(
 def test_what_is_all_operations_here_has_the_same_bits_in_any_company(olmo: GenericCheckpoint) -> None:
     config = olmo.engine_config()
     model = load_generic(config, CPU)
-    assert isinstance(model, NativeModel)
+    assert isinstance(model, Decoder)
     gc.collect()  # it keeps what its program has the addresses of
     results = [compute_together(model, config, chunk) for chunk in (1, 7, 64)]
+    model.native = None  # the same layers, called one by one
+    results.append(compute_together(model, config, 7))
     for name in LENGTHS:
         assert all(torch.equal(each[name], results[0][name]) for each in results)
 
@@ -118,7 +119,8 @@ def test_bfloat16_is_near_transformers_in_float32(tmp_path: Path) -> None:
 def test_a_program_with_other_results_is_not_taken(
     olmo: GenericCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "_pick", lambda parts, index: pick(parts, index.roll(1)))
+    pick = rows.pick
+    monkeypatch.setattr(rows, "pick", lambda weights, index: pick(weights, index.roll(1)))
     assert isinstance(load_generic(olmo.engine_config(), CPU), GenericModel)
 
 

@@ -29,10 +29,12 @@ class Embedding:
         types: Tensor | None = None,
         norm: LayerNorm | RMSNorm | None = None,
         part: VocabParallelLookup | None = None,
+        rounds_scale: bool = True,
     ) -> None:
+        """`rounds_scale`: to the table's type, as most models were trained."""
         self.table = table
-        # Rounded to the table's type, as the models were trained.
-        self._scale = None if scale is None else torch.tensor(scale).to(table.dtype).item()
+        is_rounded = scale is not None and rounds_scale
+        self._scale = torch.tensor(scale).to(table.dtype).item() if is_rounded else scale
         self._positions, self._types, self._norm = positions, types, norm
         self._part = part
         self._gather = _choose_kernel(table)

@@ -98,18 +98,20 @@ class NoNorm:
 
 
 class Scaled:
-    """Stands where what a part adds is multiplied by a number, and not normed."""
+    """Stands where what a part adds is multiplied by a number, behind a norm if there is one."""
 
-    def __init__(self, size: int, factor: float) -> None:
+    def __init__(self, size: int, factor: float, norm: RMSNorm | LayerNorm | None = None) -> None:
         self.size = size
-        self._factor = factor
+        self._factor, self._norm = factor, norm
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x * self._factor
+        return (x if self._norm is None else self._norm(x)) * self._factor
 
     def emit(self, program: Program, x: Slot, y: Slot) -> Slot:
         """The same as an operation; y is x's slot."""
         assert x == y
+        if self._norm is not None:
+            self._norm.emit(program, x, y)
         program.add(Kind.SCALE, Scale(x=x, size=self.size, factor=self._factor))
         return y
 

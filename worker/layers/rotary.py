@@ -101,6 +101,13 @@ class RotaryEmbedding:
         return AngleSlots(cos, sin, self._query_scale)
 
 
+class RotaryTables(RotaryEmbedding):
+    """Of angles whose cos and sin, float32 [L, D / 2] each, are known already."""
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self._query_scale, self._is_dynamic, self._tables = None, False, (cos, sin)
+
+
 def _scale_queries(rope: RopeConfig, max_model_len: int) -> Tensor:
     """float32 [max_model_len], as Llama 4 scales what stands beyond the trained length."""
     assert rope.query_scale_beta is not None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ....ipc.errors import ModelError, shorten
 
@@ -113,6 +113,15 @@ def make_empty(cls: type[Any], config: Any, attention: str, experts: str = "eage
         text = OWN_ATTENTION if is_unknown else f"what transformers can build: {explain(error)}"
         raise ModelError("config.json architectures", cls.__name__, text) from error
     return model.eval()
+
+
+@torch.inference_mode()
+def run_empty(model: Any, ids: Tensor, positions: Tensor) -> Tensor:
+    """Logits of one prompt. Raises whatever code of transformers raises."""
+    seen = torch.ones_like(ids, dtype=torch.bool)  # without it padding and packed prompts are sought
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model(input_ids=ids, position_ids=positions, attention_mask=seen, use_cache=False).logits
 
 
 def find_body(model: Any) -> nn.Module:

@@ -6,6 +6,7 @@ no file. What is left of its own parameters at the end is copied, so that no map
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from pathlib import Path
@@ -25,17 +26,20 @@ from ....kernels.program.program import NotNativeError
 from ...attention import AttentionBackend, make_attention
 from ...first_calls import make_first_calls
 from ...layers.linear import Linear, make_linear
+from ...threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ...torch_import import load_meta_kernels
 from ...weights.integer_weight import NarrowWeight
 from ...weights.online import quantize
 from ...weights.weights import DummySource, open_tensors
+from ..decoder import Decoder
 from ..model import Model
+from ..native_forward import make_native_forward
 from .alone import check_alone, compute_alike
-from .architecture import explain, find_body, find_class, is_wrapped, make_config, make_empty
+from .architecture import explain, find_class, is_wrapped, make_config, make_empty
+from .assemble import assemble
 from .attention import NAME, register
 from .layers import replace_layers
 from .model import GenericModel
-from .native import NativeModel, Translator
 from .trace import NotTracedError, trace_model
 
 _log = logging.getLogger(__name__)
@@ -56,9 +60,8 @@ def load_generic(config: EngineConfig, device: torch.device) -> Model:
     transformers.logging.disable_progress_bar()
     register()
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    model = _load(config, generic, dtype)
-    native = _Builder(config, device, dtype).translate(model, generic)
-    return native or _Builder(config, device, dtype).build(model)
+    builder = _Builder(config, device, dtype, _load(config, generic, dtype))
+    return builder.translate() or builder.build()
 
 
 def _load(config: EngineConfig, generic: GenericSpec, dtype: torch.dtype) -> Any:
@@ -144,24 +147,24 @@ def _settle_ropes(model: nn.Module, max_model_len: int) -> None:
 
 
 class _Builder:
-    """Puts our layers into a loaded model and counts bytes."""
+    """Makes a model of layers of ours of a loaded one, or puts ours into it, and counts bytes."""
 
-    def __init__(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-        self._config, self._device, self._dtype = config, device, dtype
+    def __init__(self, config: EngineConfig, device: torch.device, dtype: torch.dtype, model: Any) -> None:
+        self._config, self._device, self._dtype, self._model = config, device, dtype, model
         self._formats = config.model.weight_formats
         self._size_bytes = 0
-        self._tables: set[int] = set()
-
-    def build(self, model: Any) -> GenericModel:
-        """The model, on its device."""
         head = model.get_output_embeddings()
         self._head = None if head is None else head.weight.data_ptr()
-        norm_bytes = replace_layers(model, self._make_linear, self._dtype, self._device)
+        _settle_ropes(model, config.model.max_model_len)
+        self._layers = self._make_layers()
+
+    def build(self) -> GenericModel:
+        """The model, on its device."""
+        self._size_bytes = 0
+        norm_bytes = replace_layers(self._model, self._make_linear, self._dtype, self._device)
         self._size_bytes += norm_bytes
-        _settle_ropes(model, self._config.model.max_model_len)
-        self._settle(model)
-        layers = self._make_layers()
-        made = GenericModel(model, layers, self._size_bytes)
+        self._settle(self._model)
+        made = GenericModel(self._model, self._layers, self._size_bytes)
         check_alone(made, self._config, self._device)
         return made
 
@@ -183,30 +186,29 @@ class _Builder:
             layers.append((spec, backends[heads]))
         return layers
 
-    def translate(self, model: Any, generic: GenericSpec) -> NativeModel | None:
+    def translate(self) -> Decoder | None:
         """The model as a native program; None where some part has no operation, or results are others."""
-        layers = self._make_layers()
         if choose_kernel("program", self._dtype, self._device) == "torch":
             return None
-        head = model.get_output_embeddings()
-        self._head = None if head is None else head.weight.data_ptr()
-        _settle_ropes(model, self._config.model.max_model_len)
-        values = msgspec.json.decode(generic.config)
-        settings = make_config(values)
-        spec, max_model_len = self._config.model.spec, self._config.model.max_model_len
+        model, spec, max_model_len = self._model, self._config.model.spec, self._config.model.max_model_len
         try:
-            trace, logits = trace_model(find_class(settings, values), settings, self._dtype)
-            parts = trace, model, spec, layers, max_model_len, self._dtype, self._make_linear
-            translator = Translator(*parts)
-            native = translator.translate(logits)
+            trace, logits = trace_model(type(model), copy.deepcopy(model.config), self._dtype)
+            parts = trace, logits, model, self._layers, max_model_len, self._dtype
+            decoder = assemble(*parts, self._make_linear)
+            decoder.weight_bytes += self._size_bytes
+            splits_tokens = decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
+            table = torch.empty(0, dtype=self._dtype)
+            program = decoder.emit, spec, table, decoder.ropes, decoder.head, splits_tokens
+            decoder.native = make_native_forward(*program)
+            if decoder.native is None:
+                raise NotNativeError("a layer without an operation")
+            generic = GenericModel(model, self._layers, 0)
+            if not compute_alike(decoder, generic, self._config, self._device):
+                raise NotTracedError("the program gives other results")
         except (NotTracedError, NotNativeError, RecursionError) as error:
             _log.info("%s is computed by transformers' code: %s", spec.architecture, error)
             return None
-        native.weight_bytes = self._size_bytes + translator.num_bytes
-        body = find_body(model)
-        is_equal = compute_alike(native, GenericModel(model, layers, 0), self._config, self._device)
-        setattr(model, model.base_model_prefix, body)
-        return native if is_equal else None
+        return decoder
 
     def _make_linear(self, names: list[str], weights: list[Tensor], biases: list[Tensor]) -> Linear:
         """One layer of weights [out, in] that are multiplied together."""

@@ -34,10 +34,7 @@ class GenericModel(Model):
         self, model: Any, layers: Sequence[tuple[AttentionSpec, AttentionBackend]], weight_bytes: int
     ) -> None:
         self._model, self._layers, self.weight_bytes = model, layers, weight_bytes
-        self._body = find_body(model)
-        self._given = _Given()
-        self._given.__dict__["decoder"] = self._given  # OPT's head asks a part of the body
-        setattr(model, model.base_model_prefix, self._given)
+        self._body, self._computed = find_body(model), _ComputedBody()
 
     @property
     def attention_backends(self) -> list[AttentionBackend]:
@@ -66,10 +63,12 @@ class GenericModel(Model):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """By the model's own way from hidden states to logits, which may scale or cap them."""
-        self._given.hidden = hidden[None]
+        self._computed.hidden = hidden[None]
         no_ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # their number counts
+        setattr(self._model, self._model.base_model_prefix, self._computed)
         logits = self._model(input_ids=no_ids, use_cache=False).logits[0]
-        self._given.hidden = None
+        setattr(self._model, self._model.base_model_prefix, self._body)
+        self._computed.hidden = None
         return logits.float()
 
 
@@ -90,10 +89,14 @@ def _few_threads(num_tokens: int) -> Generator[None]:
         torch.set_num_threads(num_threads)
 
 
-class _Given(nn.Module):
+class _ComputedBody(nn.Module):
     """Stands in the body's place while logits are computed, and gives what was computed before."""
 
     hidden: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["decoder"] = self  # OPT's head asks a part of the body
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """What the body would have returned."""

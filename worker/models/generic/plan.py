@@ -13,7 +13,6 @@ import inspect
 import math
 import resource
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -25,7 +24,16 @@ from torch import Tensor, nn
 from ....ipc.errors import ModelError, shorten
 from ....ipc.spec.generic_spec import GenericSpec
 from ....ipc.spec.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
-from .architecture import OWN_ATTENTION, explain, find_body, find_class, find_experts, make_config, make_empty
+from .architecture import (
+    OWN_ATTENTION,
+    explain,
+    find_body,
+    find_class,
+    find_experts,
+    make_config,
+    make_empty,
+    run_empty,
+)
 
 _NAME = "quire_plan"  # of our functions in transformers' registers
 _NUM_TOKENS = 3
@@ -77,13 +85,8 @@ def plan(values: Mapping[str, Any]) -> ModelSpec:
 def _run(model: Any) -> Tensor:
     ids = torch.zeros((1, _NUM_TOKENS), dtype=torch.int64, device="meta")
     positions = torch.arange(_NUM_TOKENS, device="meta")[None]
-    seen = torch.ones(
-        (1, _NUM_TOKENS), dtype=torch.bool, device="meta"
-    )  # without it packed prompts are sought
     try:
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return model(input_ids=ids, position_ids=positions, attention_mask=seen, use_cache=False).logits
+        return run_empty(model, ids, positions)
     except ModelError:
         raise
     except Exception as error:

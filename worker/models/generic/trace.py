@@ -8,7 +8,6 @@ Legend: T tokens.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -17,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .architecture import make_empty
+from .architecture import explain, make_empty, run_empty
 
+IDS, POSITIONS = 0, 1  # the nodes of the inputs
 NUM_TOKENS = 61  # no size of a model, so that it tells the tokens' dimension
-_NAME = "quire_trace"  # in transformers' register
+NAME = "quire_trace"  # in transformers' register
 _IN_PLACE = ("__iadd__", "add_", "__imul__", "mul_")
 
 
@@ -45,6 +45,18 @@ class Node:
     kwargs: dict[str, Any] | None = None
     function: Callable[..., Any] | None = None
 
+    @property
+    def refs(self) -> list[Ref]:
+        """The results that it was given."""
+        refs, left = list[Ref](), [self.args, tuple((self.kwargs or {}).values())]
+        while left:
+            each: Any = left.pop()
+            if isinstance(each, Ref):
+                refs.append(each)
+            elif isinstance(each, (tuple, list)):
+                left += each
+        return refs
+
 
 class Trace(TorchFunctionMode):
     """The nodes of one run of T tokens, in their order. Refs stand where a call was given tensors."""
@@ -54,6 +66,7 @@ class Trace(TorchFunctionMode):
         self.nodes: list[Node] = []
         self.shapes: dict[Ref, torch.Size] = {}
         self.dtypes: dict[Ref, torch.dtype] = {}
+        self.moving: set[int] = set()  # nodes that are made of positions, among others
         self._refs: dict[int, Ref] = {}
         self._kept: list[Any] = []  # an id is of one tensor as long as that lives
         self._names = {id(each): name for name, each in [*model.named_buffers(), *model.named_parameters()]}
@@ -63,6 +76,8 @@ class Trace(TorchFunctionMode):
         """Note a node and the names of its results."""
         index = len(self.nodes)
         self.nodes.append(node)
+        if index == POSITIONS or any(ref.node in self.moving for ref in node.refs):
+            self.moving.add(index)
         outs = cast(tuple[Any, ...], out) if isinstance(out, (tuple, list)) else None
         refs = [(Ref(index), out)] if outs is None else [(Ref(index, i), x) for i, x in enumerate(outs)]
         for ref, each in refs:
@@ -182,19 +197,17 @@ def trace_model(cls: type[Any], config: Any, dtype: torch.dtype) -> tuple[Trace,
         is_act = type(module).__module__ in ("transformers.activations", "torch.nn.modules.activation")
         if "RMSNorm" in type(module).__name__ or is_act:
             module.forward = trace.make_leaf("act" if is_act else "norm", name)
-    AttentionInterface.register(_NAME, trace.attend)
-    config._attn_implementation = _NAME
-    model.config._attn_implementation = _NAME
+    AttentionInterface.register(NAME, trace.attend)
+    config._attn_implementation = NAME
+    model.config._attn_implementation = NAME
     ids = torch.zeros((1, NUM_TOKENS), dtype=torch.int64, device="meta")
     positions = torch.arange(NUM_TOKENS, device="meta")[None]
     trace.add(Node("input", "ids"), ids)
     trace.add(Node("input", "positions"), positions)
     try:
-        with warnings.catch_warnings(), trace:
-            warnings.simplefilter("ignore")
-            logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
-            return trace, trace.name(logits)
+        with trace:
+            return trace, trace.name(run_empty(model, ids, positions))
     except NotTracedError:
         raise
     except Exception as error:  # any code of transformers
-        raise NotTracedError(f"{type(error).__name__}: {error}") from error
+        raise NotTracedError(explain(error)) from error
