@@ -87,8 +87,8 @@ class PoolingCalls:
     ) -> list[ScoringRequestOutput]:
         """A score for each pair. Arguments and errors are LLM's."""
         self._engine.check_usable()
-        given = _with_truncation(params, truncate_prompt_tokens)
-        scoring = prepare_scoring(self._processor, data_1, data_2, given, instruction=instruction)
+        merged = _with_truncation(params, truncate_prompt_tokens)
+        scoring = prepare_scoring(self._processor, data_1, data_2, merged, instruction=instruction)
         each = [scoring.params] * len(scoring.prompts)
         return scoring.make_scores(self._run(scoring.prompts, each, None, use_tqdm))
 
@@ -96,14 +96,14 @@ class PoolingCalls:
         self, params: Params, num_prompts: int, task: PoolingTask | None, truncation: int | None
     ) -> list[PoolingParams]:
         if params is None or isinstance(params, PoolingParams):
-            given = _with_truncation(params, truncation)
-            return [self._processor.check_params(given, task)] * num_prompts
+            merged = _with_truncation(params, truncation)
+            return [self._processor.check_params(merged, task)] * num_prompts
         if not isinstance(params, Sequence) or isinstance(params, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("pooling_params", params, "a PoolingParams, or one for each prompt")
         if len(params) != num_prompts:
             allowed = f"one, or {num_prompts}, one a prompt"
             raise InputError("pooling_params", f"{len(params)} of them", allowed)
-        return [self._processor.check_params(_with_truncation(one, truncation), task) for one in params]
+        return [self._processor.check_params(_with_truncation(each, truncation), task) for each in params]
 
     def _run(
         self,
@@ -189,7 +189,7 @@ class AsyncPooling:
         finally:
             if call.ids:
                 self._requests.leave(call.ids, is_finished, call)
-        return [outputs[one] for one in call.ids]
+        return [outputs[request_id] for request_id in call.ids]
 
     def _make_inputs(
         self,
@@ -225,7 +225,7 @@ class AsyncPooling:
     def _send(self, call: _Call, inputs: Sequence[PoolingInput]) -> None:
         self._check_running()  # it may have ended meanwhile
         self._requests.add(inputs, call)
-        call.ids = [one.request_id for one in inputs]
+        call.ids = [request.request_id for request in inputs]
 
 
 class _Call:

@@ -56,7 +56,7 @@ PARTS = {  # in order
     "small engine": Part("engine", "bench_small_engine", 240.0),
     "large engine": Part("engine", "bench_large_engine", 135.0),
     "faults": Part("faults", "check_faults", 210.0),
-    "ranks": Part("ranks", "check_ranks", 120.0),
+    "ranks": Part("faults", "check_ranks", 120.0),
 }
 _PART = (sys.executable, "-m", "quire.tools.gpu")  # and its name
 _TOTAL_S = 1750.0  # a machine is lent for half an hour

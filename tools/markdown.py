@@ -21,9 +21,9 @@ def replace_parts(page: str, parts: Mapping[str, str]) -> str:
 
     ValueError if it does not have exactly these parts.
     """
-    found = re.findall(r"^<!-- begin (\w+).*-->$", page, re.M)
-    if found != list(parts):
-        raise ValueError(f"a page with the parts {', '.join(parts)}, not {', '.join(found)}")
+    names = re.findall(r"^<!-- begin (\w+).*-->$", page, re.M)
+    if names != list(parts):
+        raise ValueError(f"a page with the parts {', '.join(parts)}, not {', '.join(names)}")
     for name, text in parts.items():
         match = re.search(rf"<!-- begin {name}\b.*?-->\n(.*?)<!-- end {name} -->", page, re.S)
         if match is None:

@@ -24,7 +24,9 @@ SPOTS: list[str] = WORDS["spots"]
 CITIES: list[str] = WORDS["cities"]
 JOBS: list[str] = WORDS["jobs"]
 HOBBIES: list[str] = WORDS["hobbies"]
-FRUITS = [one for one, _ in FOODS if one in {"apple", "pear", "plum", "peach", "banana", "lemon", "cherry"}]
+FRUITS = [
+    name for name, _ in FOODS if name in {"apple", "pear", "plum", "peach", "banana", "lemon", "cherry"}
+]
 DAYS: list[str] = WORDS["days"]
 
 

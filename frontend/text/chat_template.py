@@ -178,12 +178,12 @@ class ChatTemplate:
 
     def _render(self, variables: dict[str, Any]) -> str:
         """As the variables are, or filled in where the template fails with them."""
-        given = variables["messages"], variables.pop("tools", None)
+        texts = variables["messages"], variables.pop("tools", None)
         try:
-            return self._render_once(variables, *given)
+            return self._render_once(variables, *texts)
         except PromptError:
-            filled = fill_in(*given)
-            if filled != given:
+            filled = fill_in(*texts)
+            if filled != texts:
                 with contextlib.suppress(PromptError):
                     return self._render_once(variables, *filled)
             raise

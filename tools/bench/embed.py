@@ -76,7 +76,7 @@ def _measure(model: str, dtype: Dtype, peers: list[str], num_rounds: int) -> lis
     ratios = [statistics.median(their.seconds / our.seconds for our, their in pairs[peer]) for peer in peers]
     return [
         f"{model}, {dtype}",
-        *(format_rate(_NUM_TEXTS / one.seconds) for one in measured.values()),
+        *(format_rate(_NUM_TEXTS / measurement.seconds) for measurement in measured.values()),
         *(f"{ratio:.2f}" for ratio in ratios),
         f"{work.find_floor_s(make_card(rates)) / ours.seconds:.0%}",
         f"{ready_s:.2f}",

@@ -81,15 +81,15 @@ async def measure_chunk_cost(path: str, num_streams: int, num_chunks: int) -> Ch
             if not await asyncio.to_thread(child.stdout.readline):
                 raise QuireError("the server did not start, see above")
             await _read_streams(port, path, num_streams, 2)
-        process, own = psutil.Process(child.pid), psutil.Process()
-        before, own_before, began = _cpu_s(process), _cpu_s(own), time.perf_counter()
+        process, client = psutil.Process(child.pid), psutil.Process()
+        before, own_before, began = _cpu_s(process), _cpu_s(client), time.perf_counter()
         async with asyncio.timeout(_RUN_TIMEOUT_S):
             num_read = await _read_streams(port, path, num_streams, num_chunks)
         taken_s = time.perf_counter() - began
         return ChunkCost(
             chunks_per_s=num_read / taken_s,
             server_us=(_cpu_s(process) - before) / num_read * 1e6,
-            client_us=(_cpu_s(own) - own_before) / num_read * 1e6,
+            client_us=(_cpu_s(client) - own_before) / num_read * 1e6,
             rss_mb=process.memory_info().rss / 1e6,
         )
     finally:

@@ -99,7 +99,9 @@ def run(options: Options) -> int:
             )
             for name in workloads
         }
-        processes = {one.name: (one.ready_s, one.rss_bytes) for one in contestants}
+        processes = {
+            contestant.name: (contestant.ready_s, contestant.rss_bytes) for contestant in contestants
+        }
     if rates is not None:
         rates = take_better(rates, _measure_rates(model, options.roofline, engine_args) or rates)
     floors = {
@@ -160,7 +162,10 @@ def format_rates(
     rows: list[list[str]] = []
     for name, by_name in measurements.items():
         rate = by_name[QUIRE].rate
-        row = [f"{name} {WORKLOADS[name].summary}", *(_format_rate(one, rounds) for one in by_name.values())]
+        row = [
+            f"{name} {WORKLOADS[name].summary}",
+            *(_format_rate(measurement, rounds) for measurement in by_name.values()),
+        ]
         others = [by_name[peer].rate for peer in peers]
         row += [f"{rate / other:.2f}x" if rate and other else "-" for other in others]
         if floors:
@@ -209,9 +214,9 @@ def describe_prefix_reuse(measurements: Measurements) -> Sequence[str]:
     if not results:
         return []
     expected = (results[0].num_requests - 1) * SHARED_PREFIX_LEN
-    found = [result.num_cached_tokens or 0 for result in results]
-    verdict = "computed once" if min(found) >= expected else "NOT computed once"
-    shown = ", ".join(f"{count:,}" for count in found)
+    cached = [result.num_cached_tokens or 0 for result in results]
+    verdict = "computed once" if min(cached) >= expected else "NOT computed once"
+    shown = ", ".join(f"{count:,}" for count in cached)
     return [f"W3 prefix {verdict}: {shown} prompt tokens came from the cache, {expected:,} could"]
 
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..markdown import replace_parts
-from . import http_api, metrics, models, options
+from . import http_api, options, tables
 from .examples import record_answers
 
 _DOCS = Path(__file__).parents[2] / "docs"
 # Page -> its generated parts, in the order in which they stand there.
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     _DOCS / "options.md": {"engine": options.render_engine_options, "commands": options.render_commands},
-    _DOCS / "features.md": {"models": models.render_models},
+    _DOCS / "features.md": {"models": tables.render_models},
     _DOCS / "http.md": {
         "open": http_api.render_open_routes,
         "routes": http_api.render_routes,
@@ -26,7 +26,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "silent": http_api.render_silent_fields,
         "limits": http_api.render_limits,
     },
-    _DOCS / "metrics.md": {"engine": metrics.render_engine_metrics, "http": metrics.render_http_metrics},
+    _DOCS / "metrics.md": {"engine": tables.render_engine_metrics, "http": tables.render_http_metrics},
 }
 
 

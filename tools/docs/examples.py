@@ -72,10 +72,10 @@ def shorten_answer(text: str) -> str:
 
 def _shorten(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        return {key: _shorten(one, key) for key, one in value.items()}
+        return {key: _shorten(part, key) for key, part in value.items()}
     if isinstance(value, list):
-        is_long = len(value) > 2 * _MAX_NUMBERS and all(isinstance(one, (int, float)) for one in value)
-        kept = [_shorten(one) for one in value[: _MAX_NUMBERS if is_long else None]]
+        is_long = len(value) > 2 * _MAX_NUMBERS and all(isinstance(part, (int, float)) for part in value)
+        kept = [_shorten(part) for part in value[: _MAX_NUMBERS if is_long else None]]
         return [*kept, "..."] if is_long else kept
     if isinstance(value, float):
         return 1790000000.0 if value > 1e9 else round(value, 4)
@@ -95,8 +95,8 @@ def _format(value: Any, depth: int) -> str:
         return line
     inner, outer = "  " * (depth + 1), "  " * depth
     if isinstance(value, list):
-        return "[\n" + ",\n".join(f"{inner}{_format(one, depth + 1)}" for one in value) + f"\n{outer}]"
-    rows = (f"{inner}{json.dumps(key)}: {_format(one, depth + 1)}" for key, one in value.items())
+        return "[\n" + ",\n".join(f"{inner}{_format(part, depth + 1)}" for part in value) + f"\n{outer}]"
+    rows = (f"{inner}{json.dumps(key)}: {_format(part, depth + 1)}" for key, part in value.items())
     return "{\n" + ",\n".join(rows) + f"\n{outer}}}"
 
 

@@ -49,8 +49,8 @@ def render_routes() -> str:
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
     ]
-    index = [(f"`{method.upper()} {path}`", one["summary"]) for method, path, one in operations]
-    sections = [part for one in operations for part in _render_route(*one, schemas)]
+    index = [(f"`{method.upper()} {path}`", operation["summary"]) for method, path, operation in operations]
+    sections = [part for entry in operations for part in _render_route(*entry, schemas)]
     return "\n".join([format_table(("route", "does"), index), *sections])
 
 
@@ -75,13 +75,15 @@ def _render_fields(kind: str, schemas: dict[str, Any]) -> Iterator[str]:
     required = set(schemas[kind].get("required", ()))
     is_split = len(shared) > len(_SHARED_NAMES) / 3
     hidden = {*_SILENT_NAMES, *(shared if is_split else ())} - required
-    rows = _list_fields({name: one for name, one in properties.items() if name not in hidden}, kind, required)
+    rows = _list_fields(
+        {name: schema for name, schema in properties.items() if name not in hidden}, kind, required
+    )
     yield format_table(_HEAD, rows)
     if is_split:
         names = ", ".join(f"`{name}`" for name in shared)
         has_all = len(shared) == len(_SHARED_NAMES)
-        told = "" if has_all else f": {names}"
-        yield f"And {'all ' if has_all else ''}[sampling fields](#sampling-fields){told}.\n"
+        listed = "" if has_all else f": {names}"
+        yield f"And {'all ' if has_all else ''}[sampling fields](#sampling-fields){listed}.\n"
 
 
 def _list_fields(
@@ -93,14 +95,14 @@ def _list_fields(
         meaning = (
             f"only {rules[name][0]}" if name in rules else _find_text(schema) or FIELD_TEXTS.get(name, "")
         )
-        told = ["required"] if name in required else []
-        yield f"`{name}`", _tell_value(schema), "; ".join([*told, *([meaning] if meaning else [])])
+        notes = ["required"] if name in required else []
+        yield f"`{name}`", _tell_value(schema), "; ".join([*notes, *([meaning] if meaning else [])])
 
 
 def _describe_type(field: dict[str, Any]) -> str:
     """A field's type and range in words: 'integer 1 to 128', 'text or list of text'."""
     if "anyOf" in field:
-        kinds = [_describe_type(one) for one in field["anyOf"] if one.get("type") != "null"]
+        kinds = [_describe_type(kind) for kind in field["anyOf"] if kind.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
@@ -117,7 +119,7 @@ def _describe_type(field: dict[str, Any]) -> str:
 
 def _find_text(schema: dict[str, Any]) -> str:
     """What a field means, where its declaration says it."""
-    texts = (one.get("description", "") for one in (schema, *schema.get("anyOf", ())) if "$ref" not in one)
+    texts = (part.get("description", "") for part in (schema, *schema.get("anyOf", ())) if "$ref" not in part)
     return next(filter(None, texts), "")
 
 
@@ -139,12 +141,16 @@ def render_types() -> str:
         if "requestBody" in operation
     ]
     requests = dict.fromkeys(name for body in bodies for name in _find_references(body))
-    found: dict[str, None] = dict.fromkeys(requests)
+    known: dict[str, None] = dict.fromkeys(requests)
     for name in (pending := list(requests)):
-        new = [one for one in _find_references(schemas[name]) if one not in found]
-        found |= dict.fromkeys(new)
+        new = [type_name for type_name in _find_references(schemas[name]) if type_name not in known]
+        known |= dict.fromkeys(new)
         pending += new
-    rows = [(f"`{one}`", _tell_fields(schemas[one])) for one in sorted(found) if one not in requests]
+    rows = [
+        (f"`{type_name}`", _tell_fields(schemas[type_name]))
+        for type_name in sorted(known)
+        if type_name not in requests
+    ]
     return format_table(("type", "is"), rows)
 
 
@@ -154,27 +160,27 @@ def _find_references(schema: Any) -> Iterator[str]:
         parts = cast(dict[str, Any], schema)
         if isinstance(parts.get("$ref"), str):
             yield str(parts["$ref"]).rpartition("/")[2]
-        yield from (name for one in parts.values() for name in _find_references(one))
+        yield from (name for part in parts.values() for name in _find_references(part))
     elif isinstance(schema, list):
-        yield from (name for one in cast(list[Any], schema) for name in _find_references(one))
+        yield from (name for part in cast(list[Any], schema) for name in _find_references(part))
 
 
 def _tell_fields(schema: dict[str, Any]) -> str:
     if "properties" not in schema:
         return ", ".join(f"`{value}`" for value in schema.get("enum", ())) or _describe_type(schema)
     required = schema.get("required", ())
-    named = ((name, _tell_value(one)) for name, one in schema["properties"].items())
+    named = ((name, _tell_value(field)) for name, field in schema["properties"].items())
     return "; ".join(f"`{name}`{' (required)' if name in required else ''}: {text}" for name, text in named)
 
 
 def _tell_value(schema: dict[str, Any]) -> str:
     """A type, or the words that are allowed."""
-    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
     texts = [
-        ", ".join(f"`{word if isinstance(word, str) else json.dumps(word)}`" for word in one["enum"])
-        if "enum" in one
-        else _describe_type(one).replace(_NO_BOUND, "")
-        for one in kinds
+        ", ".join(f"`{word if isinstance(word, str) else json.dumps(word)}`" for word in kind["enum"])
+        if "enum" in kind
+        else _describe_type(kind).replace(_NO_BOUND, "")
+        for kind in kinds
     ]
     return " or ".join(texts) or "null"
 
@@ -186,7 +192,10 @@ def render_silent_fields() -> str:
 
 def render_limits() -> str:
     """Every limit of a server that nobody has set otherwise."""
-    rows = [(f"`{one.name}`", f"{one.value:.12g}", one.meaning, one.answer) for one in list_limits(Limits())]
+    rows = [
+        (f"`{limit.name}`", f"{limit.value:.12g}", limit.meaning, limit.answer)
+        for limit in list_limits(Limits())
+    ]
     return format_table(("limit", "value", "of", "a request past it gets"), rows)
 
 

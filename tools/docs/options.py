@@ -25,7 +25,9 @@ def render_engine_options() -> str:
     parser = Parser("engine", "")
     EngineArgs.add_cli_args(parser)
     groups = [group for group in _list_groups(parser) if _list_actions(group)]
-    return "\n".join(f"### {_name_group(one)}\n\n{_render_actions(_list_actions(one))}" for one in groups)
+    return "\n".join(
+        f"### {_name_group(group)}\n\n{_render_actions(_list_actions(group))}" for group in groups
+    )
 
 
 def render_commands() -> str:
@@ -36,10 +38,10 @@ def render_commands() -> str:
 def _render_command(words: list[str]) -> list[str]:
     """The section of a command, or of each of its subcommands."""
     module = importlib.import_module(entry.COMMANDS[words[0]].module, f"{entry.__package__}.commands")
-    found = describe(module.run, words[1:])
-    if isinstance(found, tuple):
-        return [text for word in found for text in _render_command([*words, word])]
-    return list(_render_parser(found))
+    parsed = describe(module.run, words[1:])
+    if isinstance(parsed, tuple):
+        return [text for word in parsed for text in _render_command([*words, word])]
+    return list(_render_parser(parsed))
 
 
 def _render_parser(parser: Parser) -> Iterator[str]:
@@ -48,20 +50,20 @@ def _render_parser(parser: Parser) -> Iterator[str]:
     yield f"{parser.description}\n\n`{usage}`\n"
     actions = [action for group in _list_groups(parser) for action in _list_actions(group)]
     takes_engine = len(_ENGINE_NAMES & {action.dest for action in actions}) > len(_ENGINE_NAMES) / 2
-    own = [one for one in actions if not (takes_engine and one.dest in _ENGINE_NAMES)]
-    if own:
-        yield _render_actions(own)
+    shown = [action for action in actions if not (takes_engine and action.dest in _ENGINE_NAMES)]
+    if shown:
+        yield _render_actions(shown)
     if takes_engine:
         changed = {
             item.name: parser.get_default(item.name)
             for item in fields(EngineArgs)
             if parser.get_default(item.name) != item.default
         }
-        told = ", ".join(
+        listed = ", ".join(
             f"`--{name.replace('_', '-')}` {'none' if value in (None, '') else value}"
             for name, value in changed.items()
         )
-        yield f"And all engine options{'; defaults that differ: ' if told else ''}{told}.\n"
+        yield f"And all engine options{'; defaults that differ: ' if listed else ''}{listed}.\n"
 
 
 def _list_groups(parser: Parser) -> list[Any]:
@@ -84,7 +86,9 @@ def _list_actions(group: Any) -> list[argparse.Action]:
 
 
 def _render_actions(actions: Iterable[argparse.Action]) -> str:
-    return format_table(_HEAD, ((_name(one), _tell_default(one), _tell_meaning(one)) for one in actions))
+    return format_table(
+        _HEAD, ((_name(action), _tell_default(action), _tell_meaning(action)) for action in actions)
+    )
 
 
 def _name(action: argparse.Action) -> str:

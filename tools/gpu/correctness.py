@@ -139,10 +139,10 @@ def check_crowds(say: Say, device: str = "cuda", sizes: tuple[int, ...] = (1, 3,
                 name = f"{dtype}, {size} requests as in lock-step"
                 say(count_equal(name, run(ahead, size), run(eager, size)))
             name = f"{dtype}, {most} requests in little memory"
-            found = count_equal(name, run(narrow, most, _LONG), run(eager, most, _LONG))
+            row = count_equal(name, run(narrow, most, _LONG), run(eager, most, _LONG))
             times = narrow.stats().num_preemptions_total
-            value = f"{found.value}, sent back {times} times"
-            say(Row(found.name, value, "all, sent back", bool(found.is_ok) and times > 0))
+            value = f"{row.value}, sent back {times} times"
+            say(Row(row.name, value, "all, sent back", bool(row.is_ok) and times > 0))
 
 
 def check_graphs(say: Say, device: str = "cuda") -> None:
@@ -226,6 +226,6 @@ def _score_with_peer(peer: Any, sequence: list[int], device: str) -> list[float]
 
 def _mean_distance(actual: list[list[float]], exact: list[list[float]]) -> float:
     pairs = [
-        (a, e) for one, other in zip(actual, exact, strict=True) for a, e in zip(one, other, strict=True)
+        (a, e) for ours, other in zip(actual, exact, strict=True) for a, e in zip(ours, other, strict=True)
     ]
     return sum(abs(a - e) for a, e in pairs) / len(pairs)

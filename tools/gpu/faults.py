@@ -1,4 +1,4 @@
-"""What goes wrong on a GPU, brought about: a worker killed under load, too little memory, an illegal access.
+"""What goes wrong on a GPU, brought about: a worker or a rank killed, too little memory, an illegal access.
 
 Every request has to be answered, and the engine to go on with as many blocks as before.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any, Self
 
 import torch
@@ -18,6 +19,7 @@ from .rows import Row, Say, count_equal
 
 _NUM_REQUESTS = 24
 _NUM_TOKENS = 64
+_NUM_RANKS, _RANK_TOKENS = 2, 48
 _LEFT_BYTES = 24 << 20  # of the card's memory, beside the engine
 _STRAY = "stray"
 _FAR = 1 << 40
@@ -134,3 +136,29 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def check_ranks(say: Say, device: str = "cuda") -> None:
+    """The packaged model's greedy tokens of one GPU and of two, again after a rank was killed.
+
+    Kernels are exact: what a step holds beside a request changes nothing.
+    """
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < _NUM_RANKS:
+        say(Row("ranks", f"skipped: {num_gpus} GPU here, {_NUM_RANKS} are needed"))
+        return
+    prompts, params = encode_prompts(), make_greedy(_RANK_TOKENS)
+    for dtype in ("float32", "bfloat16"):
+        with make_llm(dtype, device, exact=True) as llm:
+            alone = generate(llm, prompts, params)
+        with make_llm(dtype, device, exact=True, tensor_parallel_size=_NUM_RANKS) as llm:
+            started = time.perf_counter()
+            shared = generate(llm, prompts, params)
+            step_ms = (time.perf_counter() - started) / _RANK_TOKENS * 1e3
+            again = generate(llm, prompts, params)
+            os.kill(llm.llm_engine.facts.pids["worker-1"], signal.SIGKILL)
+            recovered = generate(llm, prompts, params)
+        say(count_equal(f"{dtype}, {_NUM_RANKS} ranks and one", shared, alone, is_judged=dtype == "float32"))
+        say(count_equal(f"{dtype}, {_NUM_RANKS} ranks once more", again, shared))
+        say(count_equal(f"{dtype}, after a rank was killed", recovered, shared))
+        say(Row(f"{dtype}, a step of {_NUM_RANKS} ranks", f"{step_ms:.2f} ms"))

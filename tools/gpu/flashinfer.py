@@ -148,7 +148,7 @@ def _compare(step: _Step, is_replayed: bool) -> Row:
     exact, its, ours = step.compute_exactly(), step.make("flashinfer"), step.make("triton")
     attended = step.replay_by(its) if is_replayed else step.attend_by(its)()
     its_error, our_error = (
-        float((one.float() - exact).abs().mean()) for one in (attended, step.attend_by(ours)())
+        float((result.float() - exact).abs().mean()) for result in (attended, step.attend_by(ours)())
     )
     return Row(
         f"FLASHINFER {step.name}" + (", replayed" if is_replayed else ""),

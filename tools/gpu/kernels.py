@@ -35,13 +35,13 @@ def judge_report(report: dict[str, Any], judged: Mapping[str, tuple[str, str, fl
     ceilings = report["ceilings"]
     rows: list[Row] = []
     shapes: set[str] = set()
-    for one in report["rows"]:
-        shape, us = f"{one['op']} {one['shape']}", f"{one['seconds'] * 1e6:,.1f} us"
-        counted, ceiling, least = judged.get(one["shape"], (*_COPY[:2], None))
-        rate = one[counted] / one["seconds"]
+    for row in report["rows"]:
+        shape, us = f"{row['op']} {row['shape']}", f"{row['seconds'] * 1e6:,.1f} us"
+        counted, ceiling, least = judged.get(row["shape"], (*_COPY[:2], None))
+        rate = row[counted] / row["seconds"]
         if least is None:
             rows.append(Row(shape, f"{us}, {rate / 1e9:,.0f} GB/s"))
         else:
-            shapes.add(one["shape"])
+            shapes.add(row["shape"])
             rows.append(judge(shape, rate / ceilings[ceiling], least, f"of {ceiling}, {us}"))
     return rows + [Row(shape, "not measured", "done", False) for shape in judged if shape not in shapes]

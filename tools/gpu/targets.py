@@ -29,10 +29,10 @@ def find_card(say: Say, device: str) -> Card:
 def find_known_card(name: str) -> Card | None:
     """The one with a data sheet that the driver's name says; of several the one with the longest name."""
     lower = name.lower()
-    found = [
+    cards = [
         card for key, card in CARDS.items() if all(part in lower for part in _COMPUTE_PARTS.get(key, (key,)))
     ]
-    return max(found, key=lambda card: len(card.name), default=None)
+    return max(cards, key=lambda card: len(card.name), default=None)
 
 
 def judge_step(name: str, step_s: float, work: StepWork, card: Card, most: float | None = None) -> Row:

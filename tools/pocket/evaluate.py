@@ -146,11 +146,11 @@ def find_story_fault(text: str, has_ended: bool, words: set[str]) -> str | None:
 def _score_calls(pocket: Pocket, scale: int) -> Iterator[Score]:
     """Calls, answers that use their results word for word as in training, and answers that take no call."""
     rng, count = Random(SEED), 200 // scale
-    one = [_draw_calls(rng, [kind], 1) for kind in (CALCULATOR, LOOKUP) for _ in range(count // 2)]
+    single = [_draw_calls(rng, [kind], 1) for kind in (CALCULATOR, LOOKUP) for _ in range(count // 2)]
     two = [_draw_calls(rng, [CALCULATOR, LOOKUP], 1) for _ in range(count)]
     other = [_draw_calls(rng, list(rng.sample(OTHERS, 2)), 1) for _ in range(count)]
     both = [_draw_calls(rng, [CALCULATOR, LOOKUP], 2) for _ in range(count)]
-    yield pocket.score("calls right, one tool offered", (call for call, _ in one))
+    yield pocket.score("calls right, one tool offered", (call for call, _ in single))
     yield pocket.score("calls right, two tools offered", (call for call, _ in two))
     yield pocket.score("calls right, other tools offered", (call for call, _ in other))
     yield pocket.score("two calls in one turn right", (call for call, _ in both))

@@ -30,7 +30,7 @@ LISTS: dict[str, list[str]] = WORDS | {
     "names": GIRLS + BOYS,
     "places": list(_PREPOSITIONS),
     "fruits": FRUITS,
-    "food": [one for one, _ in FOODS],
+    "food": [name for name, _ in FOODS],
     "foods": _FOODS,
     "items": _FOODS + [f"{toy}s" for toy in TOYS if not toy.endswith("x")],
     "devices": [*TOYS, "light", "heater", "radio", "oven"],

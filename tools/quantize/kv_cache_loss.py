@@ -17,6 +17,7 @@ from ...frontend.models.model_folder import pocket_folder
 from ...frontend.text.tokenizer import load_tokenizer
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.spec.model_spec import KVCacheDtype
+from .loss import score_sequences
 from .texts import draw_sequences
 
 _KV_DTYPES: tuple[KVCacheDtype, ...] = ("auto", "int8", "fp8")
@@ -36,17 +37,9 @@ class Scores(NamedTuple):
 
 def score(model: str, kv_cache_dtype: KVCacheDtype, dtype: str, sequences: Sequence[Sequence[int]]) -> Scores:
     """By an engine of its own."""
-    logprobs, likeliest = list[float](), list[int]()
-    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
     sizes: dict[str, Any] = {"max_model_len": _LENGTH + 1, "skip_tokenizer_init": True, "dtype": dtype}
     with LLM(model, kv_cache_dtype=kv_cache_dtype, **sizes) as llm:
-        prompts = [{"prompt_token_ids": list(ids)} for ids in sequences]
-        for ids, output in zip(sequences, llm.generate(prompts, params, use_tqdm=False), strict=True):
-            assert output.prompt_logprobs is not None
-            for token, table in zip(ids[1:], list(output.prompt_logprobs)[1:], strict=True):
-                assert table is not None
-                logprobs.append(table[token].logprob)
-                likeliest.append(max(table.items(), key=lambda item: item[1].logprob)[0])
+        logprobs, likeliest = score_sequences(llm, sequences)
         count = _LENGTH // 4
         starts = [{"prompt_token_ids": list(ids[:count])} for ids in sequences]
         greedy = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)

@@ -29,7 +29,12 @@ def compare_pockets(plain: Path, narrow: Path) -> Iterator[str]:
 
 def compare_likelihoods(plain: Path, narrow: Path, sequences: Sequence[Sequence[int]]) -> str:
     """A line: perplexities, and how often the likeliest token is the same."""
-    (before, first), (after, second) = _score(plain, sequences), _score(narrow, sequences)
+    scores: list[tuple[float, list[int]]] = []
+    for folder in (plain, narrow):
+        with LLM(str(folder), skip_tokenizer_init=True) as llm:
+            logprobs, likeliest = score_sequences(llm, sequences)
+            scores.append((math.exp(-sum(logprobs) / len(logprobs)), likeliest))
+    (before, first), (after, second) = scores
     same = sum(map(int.__eq__, first, second)) / len(first)
     change = 100 * (after / before - 1)
     return (
@@ -38,17 +43,15 @@ def compare_likelihoods(plain: Path, narrow: Path, sequences: Sequence[Sequence[
     )
 
 
-def _score(folder: Path, sequences: Sequence[Sequence[int]]) -> tuple[float, list[int]]:
-    """(perplexity, the likeliest token at each position)."""
-    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+def score_sequences(llm: LLM, sequences: Sequence[Sequence[int]]) -> tuple[list[float], list[int]]:
+    """(its logprob, the likeliest token there) of each token but the first of each, one list for all."""
+    logprobs, likeliest = list[float](), list[int]()
     prompts = [{"prompt_token_ids": list(ids)} for ids in sequences]
-    with LLM(str(folder), skip_tokenizer_init=True) as llm:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-    total, likeliest = 0.0, list[int]()
-    for ids, output in zip(sequences, outputs, strict=True):
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    for ids, output in zip(sequences, llm.generate(prompts, params, use_tqdm=False), strict=True):
         assert output.prompt_logprobs is not None
         for token, table in zip(ids[1:], list(output.prompt_logprobs)[1:], strict=True):
             assert table is not None
-            total += table[token].logprob
+            logprobs.append(table[token].logprob)
             likeliest.append(max(table.items(), key=lambda item: item[1].logprob)[0])
-    return math.exp(-total / len(likeliest)), likeliest
+    return logprobs, likeliest

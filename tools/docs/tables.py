@@ -1,4 +1,7 @@
-"""docs/metrics.md: every series of /metrics, from a core that has run nothing and counts that are made up."""
+"""docs/metrics.md: every series of /metrics, from a core that has run nothing and counts that are made up.
+
+And of docs/features.md the architectures that families read, as config.json and GGUF files name them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from ...core.engine.engine_core import EngineCore
 from ...frontend.http.jobs.store import NUM_NUMBERS
 from ...frontend.http.observe.http_counts import BOUNDS_S, STATUSES, RouteCounts
 from ...frontend.http.observe.metrics import format_http_counts, format_metrics, format_response_counts
+from ...frontend.models.families import ARCHITECTURES
+from ...frontend.models.families.encoders import ENCODERS
+from ...frontend.models.families.wrapped import WRAPPED_ARCHITECTURES
+from ...frontend.models.gguf.architectures import GGUF_NAMES
 from ...frontend.options.engine_args import EngineArgs
 from ..markdown import format_table
 
@@ -58,3 +65,18 @@ def _tell_labels(family: Metric) -> str:
 
 def _are_words(values: dict[str, None]) -> bool:
     return len(values) > 1 and all(re.fullmatch(r"[a-z0-9_ ]+", value) for value in values)
+
+
+def render_models() -> str:
+    """A table of decoders, and the names of the others."""
+    rows = [(f"`{name}`", _code(GGUF_NAMES.get(name, ()))) for name in ARCHITECTURES]
+    wrapped, encoders = _code(WRAPPED_ARCHITECTURES), _code(tuple(ENCODERS))
+    return (
+        f"{format_table(('decoder, in config.json', 'in a GGUF file'), rows)}\n"
+        f"The text model alone is read of {wrapped}; requests with images or audio are refused.\n\n"
+        f"Encoders: {encoders}.\n"
+    )
+
+
+def _code(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
