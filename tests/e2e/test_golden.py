@@ -21,7 +21,8 @@ from small_pools import NUM_BLOCKS, fit_pool
 
 # Lengths around block borders, and longer than the trained length of the scaled ropes.
 PROMPT_LENGTHS = (1, 3, 15, 16, 17, 31, 33, 47, 64, 70)
-OUTPUT_LENGTHS = (1, 2, 5, 9, 24, 24, 24, 24, 7, 18)
+# Those that begin with few tokens grow most, beyond what windows free.
+OUTPUT_LENGTHS = (40, 40, 40, 40, 24, 9, 5, 2, 7, 18)
 
 ENGINES: dict[str, dict[str, Any]] = {
     "one token a step": {"max_num_batched_tokens": 1, "max_num_seqs": 1},
@@ -30,9 +31,9 @@ ENGINES: dict[str, dict[str, Any]] = {
     "whole prompts": {"max_num_batched_tokens": 512},
     "no prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 64},
     "a pool that forces preemption": {
-        "num_gpu_blocks_override": 16,
+        "num_gpu_blocks_override": NUM_BLOCKS,
         "block_size": 8,
-        "max_num_batched_tokens": 64,
+        "max_num_batched_tokens": 16,
     },
     "lock-step": {"async_scheduling": False, "max_num_batched_tokens": 32},
     "small blocks": {"block_size": 8, "max_num_batched_tokens": 32},
@@ -121,7 +122,7 @@ def test_greedy_tokens_equal_transformers(
         again = llm.generate(prompts, params, use_tqdm=False)  # now with whatever the prefix cache holds
         assert find_tokens(again) == expected[family]
         stats = llm.stats()
-    if stats.kv_blocks_total == NUM_BLOCKS:  # what windows free is enough for the others
+    if "num_gpu_blocks_override" in ENGINES[engine]:
         assert stats.num_preemptions_total > 0
     if engine == "whole prompts":
         assert all(output.num_cached_tokens for output in again[-3:])
@@ -139,14 +140,14 @@ def test_without_the_native_kernels_tokens_equal_transformers_too(
     """Chunks, preemption and prefix hits at once; `tools/check kernels-off` is the whole matrix."""
     monkeypatch.setenv(native.SWITCH, "0")
     monkeypatch.setattr(native, "load_library", functools.cache(native.load_library.__wrapped__))
-    engine = {"num_gpu_blocks_override": 16, "block_size": 8, "max_num_batched_tokens": 24}
+    engine = ENGINES["a pool that forces preemption"]
     with make_llm(checkpoints[family], **engine) as llm:
         params = [greedy(length) for length in OUTPUT_LENGTHS]
         prompts = make_prompts(checkpoints[family])
         assert find_tokens(llm.generate(prompts, params, use_tqdm=False)) == expected[family]
         stats = llm.stats()
         assert "torch multiplies" in llm.llm_engine.facts.batch_variance_reason
-    assert stats.num_preemptions_total > 0 or stats.kv_blocks_total != NUM_BLOCKS
+    assert stats.num_preemptions_total > 0
     assert stats.prefix_cache_hits_total > 0
 
 

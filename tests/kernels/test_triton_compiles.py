@@ -214,7 +214,7 @@ def test_every_kind_of_attention_compiles_and_fits_the_shared_memory(name: str) 
         assert kernel.shared_bytes <= _SHARED_BYTES[architecture], kernel
         if kernel.name == "_paged_attention_kernel":
             assert kernel.copies_in_flight or case["dtype"] == "float32", kernel
-            assert not kernel.num_spills or "value_size" not in case, kernel
+            assert not kernel.num_spills or case not in (LATENTS, LATENTS | {"is_strict": True}), kernel
 
 
 def test_kernels_wait_once_before_they_touch_what_others_write(compiled: dict[str, list[Kernel]]) -> None:

@@ -25,7 +25,8 @@ from torch import Tensor
 CPU = torch.device("cpu")
 # Around the borders of blocks; the last ones share the beginning of the longest.
 PROMPT_LENGTHS = (1, 3, 15, 16, 17, 31, 33, 47, 64, 70)
-OUTPUT_LENGTHS = (1, 2, 5, 9, 24, 24, 24, 24, 7, 18)
+# Those that begin with few tokens grow most: what windows free is then too little for all.
+OUTPUT_LENGTHS = (40, 40, 40, 40, 24, 9, 5, 2, 7, 18)
 NUM_SHARING = 3
 
 pytestmark = pytest.mark.usefixtures("library", "restored_torch")
@@ -61,10 +62,10 @@ def test_an_engines_greedy_tokens_are_those_of_transformers(family: Family) -> N
         str(checkpoint.folder),
         skip_tokenizer_init=True,
         distributed_executor_backend="uni",
-        max_model_len=128,
+        max_model_len=96,
         dtype="float32",
         block_size=8,
-        max_num_batched_tokens=24,
+        max_num_batched_tokens=16,
     )
     config = arguments.create_engine_config()
     num_blocks = config.max_blocks_per_request
@@ -79,8 +80,7 @@ def test_an_engines_greedy_tokens_are_those_of_transformers(family: Family) -> N
             continue
         logits = checkpoint.compute_reference([*prompt, *output[:-1]])[len(prompt) - 1 :]
         assert output == logits.argmax(-1).tolist()
-    # What windows free is enough for the others.
-    assert stats.num_preemptions_total > 0 or any(config.model.spec.kv_windows)
+    assert stats.num_preemptions_total > 0
     assert stats.prefix_cache_hits_total > 0
 
 
