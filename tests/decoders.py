@@ -7,6 +7,7 @@ most, which many more tests take: a family joins these only for an operation tha
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import transformers
 from checkpoints import OTHERS, Checkpoint, make_checkpoint
 from quire.frontend.models.families import read_model_spec
+from quire.frontend.models.model_folder import pocket_folder
 from quire.worker.first_calls import make_first_calls
 from torch import nn
 
@@ -442,6 +444,12 @@ def make_decoder(folder: Path, name: str, **more: Any) -> Checkpoint:
     if name == "wrapped-llama4":  # without an image transformers' class raises
         model = model.language_model
     return Checkpoint(folder, read_model_spec(json.loads((folder / "config.json").read_bytes())), model)
+
+
+def add_tokenizer(folder: Path) -> Path:
+    """The packaged model's, for a checkpoint of its vocabulary; the folder comes back."""
+    shutil.copy(pocket_folder() / "tokenizer.json", folder)
+    return folder
 
 
 def randomize(model: nn.Module) -> None:

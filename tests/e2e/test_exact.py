@@ -12,7 +12,7 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from checkpoints import OTHERS, RECIPES, Recipe, make_checkpoint
@@ -27,7 +27,7 @@ from crowd import (
     answer_through,
     list_asks,
 )
-from decoders import DECODERS, make_decoder
+from decoders import DECODERS, add_tokenizer, make_decoder
 from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams
 from quire.frontend.models.model_folder import POCKET, pocket_folder
@@ -36,7 +36,15 @@ from quire.ipc.errors import ConfigError
 from quire.kernels.program.build import cache_folder
 from quire.kernels.program.native import SWITCH
 
-Model = tuple[str, str]  # folder and dtype
+
+class Model(NamedTuple):
+    """A folder and how it is run."""
+
+    folder: str
+    dtype: str
+    kv_cache_dtype: str = "auto"
+
+
 # The type in which the default suite runs a model. Sums over experts in another order show in float32 only:
 # rounded to bfloat16 most are the same.
 DTYPES = {
@@ -46,14 +54,24 @@ DTYPES = {
     "gpt-oss": "float32",
     "gemma4-inputs": "float32",
     "int8-cache": "bfloat16",
+    "gpt-oss-fp8-cache": "bfloat16",
     "deepseek_v3": "bfloat16",
 }
-CACHES = {"int8-cache": "int8", "fp8-cache": "fp8"}  # the packaged model with its KV in 8 bits
+# Models with their KV in 8 bits; of two the layers are in groups by their windows.
+CACHES = {
+    "int8-cache": (POCKET, "int8"),
+    "fp8-cache": (POCKET, "fp8"),
+    "gpt-oss-fp8-cache": ("gpt-oss", "fp8"),
+    "gemma3-int8-cache": ("gemma3", "int8"),
+    "gemma4-int8-cache": ("gemma4", "int8"),
+}
 QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
 GGUF = "gguf"  # blocks of mixed types
 SLOW = (
     GGUF,
     "fp8-cache",
+    "gemma3-int8-cache",
+    "gemma4-int8-cache",
     "phi3-partial",
     "mixtral",
     "olmo2",
@@ -81,28 +99,28 @@ def make_llm(model: Model, backend: str = "uni", **changes: Any) -> LLM:
     sizes = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1}
     sizes |= {"runner": "generate", "convert": "embed", "hf_overrides": OVERRIDES}
     fields: dict[str, Any] = sizes | {"logits_processors": PROCESSORS} | changes
-    folder, dtype = model
-    fields = {"quantization": QUANTIZATIONS.get(Path(folder).name)} | fields
-    if folder in CACHES:
-        folder, fields["kv_cache_dtype"] = POCKET, CACHES[folder]
-    return LLM(folder, dtype=dtype, exact=True, distributed_executor_backend=backend, **fields)
+    fields = {"quantization": QUANTIZATIONS.get(Path(model.folder).name)} | model._asdict() | fields
+    return LLM(fields.pop("folder"), exact=True, distributed_executor_backend=backend, **fields)
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     request.getfixturevalue("library")
     name, dtype = request.param
-    if name == POCKET or name in CACHES:
-        return name, dtype
+    name, kv_cache_dtype = CACHES.get(name, (name, "auto"))
+    return Model(make_folder(name, tmp_path_factory), dtype, kv_cache_dtype)
+
+
+def make_folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if name == POCKET:
+        return name
     folder = tmp_path_factory.mktemp(name) / name
     if name == GGUF:
-        return str(make_gguf(folder)), dtype
+        return str(make_gguf(folder))
     if name in DECODERS:
-        make_decoder(folder, name, vocab_size=2048)
-    else:
-        make_checkpoint(folder, replace((RECIPES | OTHERS)[name], vocab_size=2048, rope="default"))
-    shutil.copy(pocket_folder() / "tokenizer.json", folder)
-    return str(folder), dtype
+        return str(add_tokenizer(make_decoder(folder, name, vocab_size=2048).folder))
+    make_checkpoint(folder, replace((RECIPES | OTHERS)[name], vocab_size=2048, rope="default"))
+    return str(add_tokenizer(folder))
 
 
 def make_gguf(folder: Path) -> Path:
@@ -151,8 +169,8 @@ def test_chunks_and_preemptions_change_no_bit(
     model: Model, asks: list[Ask], alone: dict[str, Answer]
 ) -> None:
     sizes: dict[str, Any] = {"block_size": 8, "max_model_len": 128, "max_num_batched_tokens": 32}
-    folder = POCKET if model[0] in CACHES else model[0]
-    config = EngineArgs(folder, **sizes).create_engine_config()
+    cache: Any = {"kv_cache_dtype": model.kv_cache_dtype}
+    config = EngineArgs(model.folder, **sizes, **cache).create_engine_config()
     num_blocks = config.max_blocks_per_request
     with make_llm(model, num_gpu_blocks_override=num_blocks, **sizes) as llm:
         assert answer(llm, asks) == alone
@@ -181,13 +199,13 @@ def test_a_lost_worker_and_a_lost_core_change_no_bit(
 
 def test_a_configuration_that_cannot_promise_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="exact=True: not here, since torch multiplies"):
-        make_llm((POCKET, "float16"), device="cpu")
+        make_llm(Model(POCKET, "float16"), device="cpu")
 
 
 def test_a_refusal_names_the_switch_that_keeps_the_exact_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
     with pytest.raises(ConfigError, match=f"exact=True: not here, since torch .*; {SWITCH}=0 keeps them off"):
-        make_llm((POCKET, "float16"), device="cpu")
+        make_llm(Model(POCKET, "float16"), device="cpu")
 
 
 def test_without_the_promise_the_same_configuration_starts_and_says_why() -> None:
