@@ -48,8 +48,8 @@ class _Overlay(WeightSource):
     def __init__(self, inner: WeightSource, replaced: dict[str, Tensor], dtype: torch.dtype) -> None:
         self._inner, self._replaced, self._dtype = inner, replaced, dtype
 
-    def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
+    def _read_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None, cut: TensorSlice
     ) -> Tensor:
         if self._replaced.keys().isdisjoint(names):
             return self._inner.take_stacked(names, sizes, width, cut)

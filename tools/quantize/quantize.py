@@ -21,6 +21,7 @@ from ...ipc.spec.config import EngineConfig
 from ...ipc.spec.linear_shapes import LinearShape, list_layer_linears
 from ...kernels.program import native
 from ...worker.threads import count_cores
+from ...worker.weights.finite import check_finite
 from .folder import FolderWriter, make_quantization_config
 from .layers import LayerStream
 from .rounding import RoundedWeight, choose_scales, factor_gram, round_by_gptq, round_to_nearest
@@ -131,9 +132,7 @@ def _round_layer(
         factor = None if together.gram is None else factor_gram(together.gram, options.act_order)
         for shape in together.shapes:
             stored = stream.weights.read_stored(f"{shape.name}.weight", (shape.num_out, shape.num_in))
-            weight = stored.float()
-            if not bool(torch.isfinite(weight).all()):
-                raise ModelError(f"{shape.name}.weight", "inf or nan", "finite numbers")
+            weight = check_finite(f"{shape.name}.weight", stored.float())
             scales = choose_scales(weight, bits, size, stored.dtype)
             if factor is None:
                 yield shape.name, round_to_nearest(weight, scales, bits, size)

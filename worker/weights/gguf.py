@@ -24,8 +24,9 @@ from ...ipc.spec.config import ModelConfig
 from ...ipc.spec.gguf_tensor import BLOCKS, FUSED, HALVES, GgmlType, GgufTensor
 from ...ipc.spec.weight_format import WeightFormat
 from .compressed_tensors import MXFP4_NUMBERS
+from .finite import check_finite
 from .integer_weight import IntegerWeight, pack_nibbles
-from .weights import WHOLE, TensorSlice, WeightSource
+from .weights import TensorSlice, WeightSource
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_BYTES = 1 << 20  # of stored rows that become numbers at once
@@ -45,8 +46,8 @@ class GgufSource(WeightSource):
         unused = model.spec.unused_tensors
         self._left = {name for name in self._tensors if not name.startswith(unused)}
 
-    def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
+    def _read_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None, cut: TensorSlice
     ) -> Tensor:
         tail = () if width is None else (width,)
         tensors = [self._find(name, (size, *tail)) for name, size in zip(names, sizes, strict=True)]
@@ -71,7 +72,8 @@ class GgufSource(WeightSource):
 
     def take_floats(self, name: str, count: int) -> Tensor:
         tensor = self._find(name, (count,))
-        return _make_numbers(self._read_rows(tensor), tensor)[:, 0].float().to(self._device)
+        numbers = _make_numbers(self._read_rows(tensor), tensor)[:, 0].float().to(self._device)
+        return check_finite(name, numbers)
 
     def holds(self, name: str) -> bool:
         return name in self._tensors

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...ipc.errors import ModelError
 from ...ipc.spec.weight_format import WeightFormat
+from .finite import check_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ def check_weight(name: str, weight: NarrowWeight, format: WeightFormat, num_out:
     if shape != (num_out, num_in):
         raise ModelError(name, list(shape), f"the shape {[num_out, num_in]}, which config.json calls for")
     groups = format.count_groups(num_in)
+    check_finite(f"{name} scales", weight.scales)
     if isinstance(weight, ScaledFp8Weight):
         rows = -(-num_out // (weight.group_rows or num_out))
         columns = -(-num_in // (weight.group_size or num_in))
@@ -140,6 +142,7 @@ def check_weight(name: str, weight: NarrowWeight, format: WeightFormat, num_out:
     _check_shape(f"{name} scales", weight.scales, (num_out, groups))
     if weight.offsets is not None:
         _check_shape(f"{name} offsets", weight.offsets, (num_out, groups))
+        check_finite(f"{name} offsets", weight.offsets)
     if weight.permutation is not None:
         _check_shape(f"{name} permutation", weight.permutation, (num_in,))
         order = weight.permutation.sort().values

@@ -24,6 +24,7 @@ from ...ipc.errors import ModelError
 from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec, RopeConfig, list_stored_names, rename_stored
 from ...ipc.spec.weight_format import WeightFormat
 from ..steps.staging import StagingRing
+from .finite import check_finite, is_finite
 from .integer_weight import IntegerWeight, NarrowWeight, ScaledFp8Weight
 from .readers import read_weight
 
@@ -218,11 +219,30 @@ class WeightSource(ABC):
         """The tensor, or a part of it; ModelError when it is missing or of another shape."""
         return self.take_stacked([name], shape[:1], *shape[1:], cut=cut)
 
-    @abstractmethod
     def take_stacked(
         self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
     ) -> Tensor:
-        """The cut of several tensors in one, along the first dimension: [sum(sizes), width], or a vector."""
+        """The cut of several tensors in one, along the first dimension: [sum(sizes), width], or a vector.
+
+        ModelError also for a number that is not finite, or not in the type that it is taken in.
+        """
+        out = self._read_stacked(names, sizes, width, cut)
+        self._check_taken(out, names, sizes, cut)
+        return out
+
+    def _check_taken(
+        self, taken: Tensor, names: Sequence[str], sizes: Sequence[int], cut: TensorSlice
+    ) -> None:
+        if not is_finite(taken):
+            runs = cut.find_runs(sizes)
+            for (index, _), part in zip(runs, taken.split([len(rows) for _, rows in runs]), strict=True):
+                check_finite(names[index], part)
+
+    @abstractmethod
+    def _read_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None, cut: TensorSlice
+    ) -> Tensor:
+        """As `take_stacked`, whatever the numbers are."""
 
     def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:  # noqa: ARG002
         """The whole weight of the linear layer `name` in a format that the checkpoint stores, on the CPU.
@@ -306,11 +326,12 @@ class SafetensorsSource(WeightSource):
         self._optional_prefix = optional_prefix
         self._unused = unused
         self._ring: StagingRing | None = None  # of a GPU's copies
+        self._sums: list[tuple[Sequence[str], Tensor]] = []  # of what it has taken, which nobody waits for
         self._skipped_layers: set[str] = set()
         self._stacks: dict[str, _StackPlace] = {}  # by the names of layers
 
-    def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
+    def _read_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None, cut: TensorSlice
     ) -> Tensor:
         tail = () if width is None else (width,)
         # First: what config.json calls for may be too large to allocate.
@@ -324,6 +345,14 @@ class SafetensorsSource(WeightSource):
             else:
                 self._upload(part, piece)
         return out
+
+    def _check_taken(
+        self, taken: Tensor, names: Sequence[str], sizes: Sequence[int], cut: TensorSlice
+    ) -> None:
+        if self._device.type == "cpu":
+            super()._check_taken(taken, names, sizes, cut)
+        else:
+            self._sums.append((names, taken.sum()))
 
     def _upload(self, target: Tensor, source: Tensor) -> None:
         """Copy to the device through pinned buffers: one is filled from the file while the other travels.
@@ -371,7 +400,8 @@ class SafetensorsSource(WeightSource):
     def take_floats(self, name: str, count: int) -> Tensor:
         stored = self._find_stored(name, is_read=True)
         if stored is not None and stored.numel() == count:  # of some models [1, count]
-            return self.read_stored(name, stored.shape).flatten().float().to(self._device)
+            stored = self.read_stored(name, stored.shape).flatten().float().to(self._device)
+            return check_finite(name, stored)
         return self.read_stored(name, (count,))
 
     def skip_layer(self, name: str) -> None:
@@ -389,6 +419,12 @@ class SafetensorsSource(WeightSource):
         return next((each for each in names if each in self._file_of), name)
 
     def finish(self) -> None:
+        for names, total in self._sums:
+            for name in names if not total.isfinite() else ():
+                stored = self._find_stored(name, is_read=True)
+                assert stored is not None
+                check_finite(name, stored.to(self._dtype))
+        self._sums.clear()
         self._files.clear()
         self._ring = None
         unexpected = sorted(
@@ -459,8 +495,8 @@ class DummySource(WeightSource):
         pool = torch.randn(_DUMMY_POOL, generator=generator) * _DUMMY_STD
         self._pool = pool.to(dtype=dtype, device=device)
 
-    def take_stacked(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: TensorSlice = WHOLE
+    def _read_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None, cut: TensorSlice
     ) -> Tensor:
         whole = self._make_stacked(names, sizes, width)
         return whole if cut == WHOLE else torch.cat(cut.find_pieces([whole]))

@@ -228,6 +228,27 @@ def test_experts_in_mxfp4_keep_their_four_bits(tmp_path: Path):
     torch.testing.assert_close(actual, expected, rtol=0, atol=find_tolerance(checkpoint, expected))
 
 
+@pytest.mark.parametrize(
+    ("type_", "spoilt", "name"),
+    [
+        ("F32", b"\xff\xff\xff\x7f", "model.norm.weight"),
+        ("Q4_0", b"\xff\x7f", "model.layers.1.mlp.down_proj scales"),
+        ("Q4_1", b"\x00\x3c\x00\xfc", "model.layers.1.mlp.down_proj offsets"),
+        ("MXFP4", b"\xff", "model.layers.1.mlp.down_proj scales"),
+    ],
+)
+def test_a_scale_that_is_not_finite_is_refused_by_its_tensor(
+    tmp_path: Path, type_: Any, spoilt: bytes, name: str
+):
+    _, writer = make_quantized(tmp_path, "Q8_0" if type_ == "F32" else type_)
+    stored = "output_norm.weight" if type_ == "F32" else "blk.1.ffn_down.weight"
+    kind, shape, data = writer.tensors[stored]
+    writer.tensors[stored] = kind, shape, spoilt + bytes(data)[len(spoilt) :]
+    config = read(writer.write(tmp_path / "model.gguf"))
+    with pytest.raises(ModelError, match=rf"{name}=-?(nan|inf): expected finite numbers"):
+        load_model(config, CPU)
+
+
 def _list_tensors(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
     from safetensors import safe_open
 

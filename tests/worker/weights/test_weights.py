@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
+from decoders import make_decoder
 from paged import compute_alone
 from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
@@ -186,6 +187,32 @@ def test_a_flawed_folder_is_refused_by_name(
         load_model(config, CPU)
     for text in named:
         assert text in str(caught.value)
+
+
+@pytest.mark.usefixtures("restored_torch")
+@pytest.mark.parametrize("family", ["gpt-oss", "glm4-moe", "gpt2", "deepseek_v3"])
+def test_a_number_that_is_not_finite_names_its_tensor_at_the_start(tmp_path: Path, family: str) -> None:
+    """Of norms, biases, tables, sinks, routers and experts: every answer would be refused, one by one."""
+    checkpoint = make_decoder(tmp_path, family)
+    config = checkpoint.engine_config()
+    stored = load_file(tmp_path / "model.safetensors")
+    load_model(config, CPU)
+    for place, name in enumerate(sorted(stored)):
+        spoilt = stored[name].clone()
+        spoilt.view(-1)[-1] = (torch.nan, torch.inf, -torch.inf)[place % 3]
+        save_file(stored | {name: spoilt}, tmp_path / "model.safetensors")
+        with pytest.raises(
+            ModelError, match=r"=-?(nan|inf): expected finite numbers; 1 of \d+ are not"
+        ) as caught:
+            load_model(config, CPU)
+        assert caught.value.field.startswith(name.partition(".experts.")[0])
+
+
+def test_large_numbers_are_finite_unless_the_type_has_no_such(checkpoint: Checkpoint) -> None:
+    rewrite(checkpoint, lambda tensors: tensors[Q_PROJ].view(-1)[:8].fill_(3e38))
+    load_model(checkpoint.engine_config(), CPU)
+    with pytest.raises(ModelError, match=rf"{Q_PROJ}=inf: .* 8 of 3072 .* in float16, which ends at 65504"):
+        load_model(checkpoint.engine_config("float16"), CPU)
 
 
 def test_no_second_copy_of_a_tensor_is_kept(checkpoint: Checkpoint) -> None:
