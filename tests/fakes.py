@@ -57,7 +57,9 @@ class FakeEngine:
     def __init__(self, config: EngineConfig, num_blocks: int, *, verify: bool = True) -> None:
         self.config = config
         self.clock = FakeClock()
-        self.core = EngineCore(config, num_blocks, self.clock, b"fixed for tests", self.clock)
+        num_slots = config.cache.num_state_slots or 0
+        clock, seed = self.clock, b"fixed for tests"
+        self.core = EngineCore(config, num_blocks, clock, seed, clock, num_state_slots=num_slots)
         self.worker = FakeWorker(config, num_blocks, verify)
         self.executor = FakeExecutor(self.worker)
         self.steps: list[SchedulerOutput] = []

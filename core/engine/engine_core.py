@@ -30,8 +30,9 @@ from ..faults.blame import FAILURES_ALONE, Blame
 from ..faults.failures import Failures
 from ..kv.block_pool import BlockPool
 from ..kv.digests import Digests
-from ..kv.kv_cache_manager import BlockHasher, KVCacheManager
+from ..kv.kv_cache_manager import HASH_SIZE_BYTES, BlockHasher, KVCacheManager
 from ..kv.prefix_misses import PrefixMisses
+from ..kv.state_slots import StateSlots
 from ..scheduling.admission import find_overload, find_refusal
 from ..scheduling.answer_cost import find_answer_bytes, needs_cached_tokens
 from ..scheduling.deadlines import Deadlines
@@ -114,18 +115,25 @@ class EngineCore:
         self._clock = clock
         self._monotonic = monotonic
         misses = PrefixMisses(cache.block_size)
-        self._pool = BlockPool(num_blocks, misses.note_evicted)
+        states = StateSlots(num_state_slots) if num_state_slots else None
+
+        def note_evicted(name: bytes) -> None:
+            misses.note_evicted(name)
+            if states is not None:  # of no use without the block that ends where it does
+                states.forget(name[:HASH_SIZE_BYTES])
+
+        self._pool = BlockPool(num_blocks, note_evicted if states else misses.note_evicted)
         has_kv = config.model.spec.kv_bytes_per_token(config.model.dtype) > 0
         self._manager = KVCacheManager(
             self._pool,
             cache.block_size,
-            hasher if cache.enable_prefix_caching and has_kv else None,
+            hasher if cache.enable_prefix_caching and (has_kv or states) else None,
             misses,
             has_kv=has_kv,
             can_pool_hits=not needs_cached_tokens(config.model.spec.pooling),
             windows=config.model.spec.kv_windows,
             max_step_tokens=config.scheduler.max_num_batched_tokens,
-            num_state_slots=num_state_slots,
+            states=states,
         )
         self._scheduler = Scheduler(config.scheduler, self._manager, self.counters, monotonic)
         self.blame = Blame(self._scheduler)
@@ -375,9 +383,9 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while requests hold blocks."""
-        if self._pool.num_free < self._pool.num_blocks:
+        if self._pool.num_free < self._pool.num_blocks or self._scheduler.running:
             return False
-        self._pool.unregister_all()
+        self._manager.forget_all()
         return True
 
     def check_integrity(self) -> list[str]:

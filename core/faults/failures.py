@@ -179,7 +179,7 @@ class Failures:
             accused = list(in_flight.values())
         was_searching = self._blame.is_searching or self._blame.explains(accused)
         culprit = self._blame.take_death(drop_finished(in_flight.values()), accused)
-        self._scheduler.batch.manager.pool.unregister_all()
+        self._scheduler.batch.manager.forget_all()
         if culprit is not None:
             self.convict(culprit, ErrorCode.POISON_REQUEST, "worker death", reason)
         if not self._blame.explains_deaths:

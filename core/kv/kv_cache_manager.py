@@ -9,6 +9,10 @@ room for, and more as it goes on; those behind the window are released when it i
 A prefix hit is the longest beginning of which each group still has what the next token sees: all blocks, or
 those that the window reaches. A group with a window may have lost or never shared the ones before.
 Every block is found by its content's name and its group.
+
+A model with recurrent layers has states beside: each running request a slot, and snapshots, which are found
+by the name of the block that ends where they do (state_slots.py). A hit needs a snapshot at its end too. A
+preempted request leaves its blocks, the last one in part, and its states to itself.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES
@@ -26,9 +30,12 @@ from ...ipc.spec.model_spec import ModelSpec, has_dynamic_rope
 from ..scheduling.request import NEVER, HeldBlocks, Request
 from .block_pool import BlockPool
 from .prefix_misses import PrefixMiss, PrefixMisses
+from .state_slots import Snapshot, StateSlots
 
 HASH_SIZE_BYTES = 16
 SEED_SIZE_BYTES = 32
+# Tokens between states of a long prompt that are saved where slots are free.
+SAVE_INTERVAL = 2048
 
 
 class BlockHasher:
@@ -92,10 +99,17 @@ class BlockHasher:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The cached beginning of a request: so many whole blocks of its sequence, and the ids in each group."""
+    """The cached beginning of a request: so many whole blocks of its sequence, and the ids in each group.
+
+    `tail`: the block after them in each group, of which it can use the first tokens; empty: none.
+    """
 
     num_blocks: int
     groups: list[HeldBlocks]
+    num_tokens: int
+    tail: list[int] = field(default_factory=list[int])
+    state: Snapshot | None = None  # after its last token, of a model with recurrent layers
+    num_kv_blocks: int = 0  # of the longest hit that there would be without these
 
     @property
     def block_ids(self) -> Collection[int]:
@@ -119,13 +133,13 @@ class KVCacheManager:
         can_pool_hits: bool = True,
         windows: Sequence[int | None] = (None,),
         max_step_tokens: int = 1,
-        num_state_slots: int = 0,
+        states: StateSlots | None = None,
     ) -> None:
         """`hasher` None turns prefix caching off. `misses` explains why a prefix was not found.
 
         has_kv: False for a model whose requests need no blocks. can_pool_hits: whether a prompt with a prefix
         hit can be pooled. windows: of the KV groups, as `ModelSpec.kv_windows`. max_step_tokens: the most of
-        one request in a step.
+        one request in a step. states: of a model with recurrent layers.
         """
         self.pool = pool
         self.block_size = block_size
@@ -133,7 +147,7 @@ class KVCacheManager:
         self._misses = misses or PrefixMisses(block_size)
         self.has_kv = has_kv
         self._can_pool_hits = can_pool_hits
-        self.num_state_slots = num_state_slots
+        self.states = states
         self._windows = windows
         self.num_groups = len(windows)
         # (group, window, the most blocks that a request holds of it)
@@ -142,7 +156,7 @@ class KVCacheManager:
             for group, window in enumerate(windows)
             if window is not None
         ]
-        self._whole = [group for group, window in enumerate(windows) if window is None]
+        self._whole = [group for group, window in enumerate(windows) if window is None] if has_kv else []
         self._tags = [b"", *(bytes((group,)) for group in range(1, len(windows)))]
 
     def count_blocks(self, num_tokens: int) -> int:
@@ -160,10 +174,19 @@ class KVCacheManager:
     def find_prefix(self, request: Request, max_blocks: int | None = None) -> PrefixHit:
         """The longest cached prefix, of at most `max_blocks`. The last token is never in it: it is computed,
         to sample the next one or to be pooled.
+
+        Without a bound it may end within a block: of a request that `is_continued` says, which may find all
+        but its last token as an earlier one has left it (`index_tail`), or that was preempted.
         """
         if self._hasher is None or not self.reads_cache(request):
-            return PrefixHit(0, [HeldBlocks() for _ in self._windows])
-        num_blocks = self._max_hits(request) if max_blocks is None else max_blocks
+            return PrefixHit(0, [HeldBlocks() for _ in self._windows], 0)
+        most = self._max_hits(request) if max_blocks is None else max_blocks
+        hit = self._find_whole_blocks(request, most)
+        return hit if max_blocks is not None else self._find_tail(request, hit) or hit
+
+    def _find_whole_blocks(self, request: Request, num_blocks: int) -> PrefixHit:
+        """The longest hit of at most so many blocks and nothing after them."""
+        assert self._hasher is not None
         hashes, find = self._hasher.extend(request), self.pool.find
         found: dict[int, list[int]] = {}
         for group in self._whole:
@@ -174,11 +197,34 @@ class KVCacheManager:
                     break
                 ids.append(block_id)
             num_blocks = len(ids)
+        num_kv_blocks = num_blocks = self._find_seen_by_all(hashes, num_blocks)
+        state = None
+        while self.states is not None and num_blocks and state is None:
+            # The longest with a state may be too long or too short for a window.
+            state = self.states.find(hashes[num_blocks - 1])
+            if state is None:
+                num_blocks = self._find_seen_by_all(hashes, num_blocks - 1)
+        return self._make_hit(hashes, num_blocks, found, state, num_kv_blocks)
+
+    def _find_seen_by_all(self, hashes: list[bytes], num_blocks: int) -> int:
+        """The longest prefix, of at most `num_blocks`, of which each windowed group has what it sees next."""
         before = None
         while num_blocks != before:  # what is shorter for one window may be too long for another
             before = num_blocks
             for group, window, _ in self._windowed:
                 num_blocks = self._find_seen(hashes, group, window, num_blocks)
+        return num_blocks
+
+    def _make_hit(
+        self,
+        hashes: list[bytes],
+        num_blocks: int,
+        found: dict[int, list[int]],
+        state: Snapshot | None,
+        num_kv_blocks: int,
+    ) -> PrefixHit:
+        """`found`: the ids of groups that keep everything, `num_blocks` or more of them."""
+        find = self.pool.find
         groups = [
             HeldBlocks(found[group][:num_blocks] if group in found else [])
             for group in range(self.num_groups)
@@ -190,7 +236,9 @@ class KVCacheManager:
             )
             ids = [find(block_hash + tag) for block_hash in hashes[first:num_blocks]]
             groups[group] = HeldBlocks([block_id for block_id in ids if block_id is not None], first)
-        return PrefixHit(num_blocks, groups)
+        return PrefixHit(
+            num_blocks, groups, num_blocks * self.block_size, state=state, num_kv_blocks=num_kv_blocks
+        )
 
     def _find_seen(self, hashes: list[bytes], group: int, window: int, num_blocks: int) -> int:
         """The longest prefix, of at most `num_blocks`, of which the group has what the next token sees."""
@@ -206,37 +254,57 @@ class KVCacheManager:
             index -= 1
         return num_blocks
 
-    def find_tail(self, request: Request, hit: PrefixHit) -> list[int] | None:
-        """The block after `hit`, in each group, with all that is left of a request but its last token.
-
-        None if there is none. Requests that `is_continued` says look for it and leave it (`index_tail`).
-        """
-        if not request.is_continued or self._hasher is None or not self.reads_cache(request):
+    def _find_tail(self, request: Request, hit: PrefixHit) -> PrefixHit | None:
+        """The hit that ends within the block after those that KV is found of; None if there is none."""
+        assert self._hasher is not None
+        num_tokens = request.num_tokens - 1 if request.is_continued else request.num_kept_tokens
+        num_blocks = num_tokens // self.block_size
+        if not hit.num_tokens < num_tokens < request.num_tokens or hit.num_kv_blocks < num_blocks:
             return None
-        if hit.num_blocks < self._max_hits(request):
-            return None
-        name = self._hasher.name_tail(request, request.num_tokens - 1)
+        name = self._hasher.name_tail(request, num_tokens)
         if name is None:
             return None
-        tails = [self.pool.find(name + tag) for tag in self._tags]
+        state = None
+        if self.states is not None and (state := self.states.find(name)) is None:
+            return None
+        tails = [self.pool.find(name + tag) for tag in self._tags] if self.has_kv else []
         tail = [block_id for block_id in tails if block_id is not None]
-        return tail if len(tail) == len(tails) else None
+        if len(tail) < len(tails):
+            return None
+        if num_blocks != hit.num_blocks:
+            hashes, find = request.block_hashes, self.pool.find
+            if self._find_seen_by_all(hashes, num_blocks) < num_blocks:
+                return None
+            found = {
+                group: [
+                    block_id
+                    for name in hashes[:num_blocks]
+                    if (block_id := find(name + self._tags[group])) is not None
+                ]
+                for group in self._whole
+            }
+            hit = self._make_hit(hashes, num_blocks, found, state, hit.num_kv_blocks)
+        return replace(hit, num_tokens=num_tokens, tail=tail, state=state)
 
     def hash_prompt(self, request: Request) -> list[bytes]:
         """The hashes of its full blocks, by which other requests find them; none if it reads no cache."""
         return self._hasher.extend(request) if self._hasher is not None and self.reads_cache(request) else []
 
-    def explain_miss(self, request: Request) -> tuple[PrefixMiss | None, int]:
-        """Why an admitted request's prefix was not found whole (None: it was); how many tokens were not."""
-        num_hits, max_hits = request.num_computed_tokens // self.block_size, self._max_hits(request)
+    def explain_miss(self, request: Request, hit: PrefixHit) -> Iterator[tuple[PrefixMiss, int]]:
+        """Why a request that was admitted with `hit` was not found whole: reasons, and how many tokens for
+        each were not.
+        """
+        num_hits, max_hits = hit.num_kv_blocks, self._max_hits(request)
+        if (lost := num_hits * self.block_size - hit.num_tokens) > 0:
+            yield PrefixMiss.NO_STATE, lost
         # What one block more would take: that block in each group, and the ones before that its window sees.
         names = [request.block_hashes[num_hits] + tag for tag in self._tags] if num_hits < max_hits else []
         for group, window, _ in self._windowed if names else ():
             first = find_first_kept((num_hits + 1) * self.block_size, window, self.block_size)
             names += [name + self._tags[group] for name in request.block_hashes[first:num_hits]]
-        return self._misses.explain(request, num_hits, max_hits, names), (
-            max_hits - num_hits
-        ) * self.block_size
+        reason = self._misses.explain(request, num_hits, max_hits, names)
+        if reason is not None:
+            yield reason, (max_hits - num_hits) * self.block_size
 
     def _find_ends(self, num_tokens: int, num_computed: int) -> list[int]:
         """Up to which block of its sequence a request with so many known tokens is given blocks, by group."""
@@ -273,33 +341,133 @@ class KVCacheManager:
             count -= sum(map(self.pool.is_held_once, held.ids[: max(0, first - held.first)]))
         return count
 
-    def allocate(self, request: Request, hit: PrefixHit, reserve: int, tail: list[int] | None = None) -> bool:
+    def allocate(self, request: Request, hit: PrefixHit, reserve: int) -> bool:
         """Give an admitted request blocks for what it knows, those of its prefix hit first.
 
-        tail: as `find_tail` says. If nobody holds it the request has it from now on, else a block into which
-        it is to be copied. False, with nothing changed, if fewer than `reserve` blocks would be left free.
+        If nobody holds the hit's tail the request has it from now on, else a block into which it is to be
+        copied. False, with nothing changed, if fewer than `reserve` blocks would be left free.
         """
         if self.count_taken(request, hit) + reserve > self.pool.num_free:
             return False
         blocks = [HeldBlocks(held.ids.copy(), held.first) for held in hit.groups]
-        for held, block_id in zip(blocks, tail or (), strict=False):
+        for held, block_id in zip(blocks, hit.tail, strict=False):
             if self.pool.is_free(block_id):
                 held.ids.append(block_id)
-        for held in blocks:  # first: taking a block could evict a hit
+        for held in blocks:  # first: taking a block could evict a hit, or have its states forgotten
             for block_id in held.ids:
                 self.pool.acquire(block_id)
+        if self.states is not None:
+            self._give_state(request, hit)
         ends = self._find_ends(request.num_tokens, hit.num_blocks * self.block_size)
         for held, end in zip(blocks, ends, strict=True):
             held.ids += self.pool.take(end - held.end)
         request.blocks, request.num_slots = blocks, min(ends) * self.block_size
-        request.num_computed_tokens = (
-            hit.num_blocks * self.block_size if tail is None else request.num_tokens - 1
-        )
+        request.num_computed_tokens = hit.num_tokens
         request.num_indexed_blocks = hit.num_blocks
         if self._hasher is not None:
             # A tail keeps its name for others that look for it in this step, also when this one fills it.
-            request.next_index_at = (hit.num_blocks + 1) * self.block_size if tail is None else NEVER
+            keeps_name = bool(hit.tail) and request.is_continued
+            request.next_index_at = NEVER if keeps_name else (hit.num_blocks + 1) * self.block_size
         return True
+
+    def _give_state(self, request: Request, hit: PrefixHit) -> None:
+        """Give an admitted request a state slot, and note after which of its known tokens states are to be
+        saved as they are computed.
+
+        Those at the last border before its last token, so that the same prompt and what goes on from it are
+        found; at the end of the KV that was found, so that the next one with this beginning has more of it;
+        and here and there between, where nobody else wants the slot.
+        """
+        assert self.states is not None
+        is_left = bool(hit.tail) and not request.is_continued  # by itself, for nobody else
+        request.state_slot = self.states.take(hit.state, moves=is_left)
+        request.entered_at, request.num_kept_tokens = self.states.num_admitted, 0
+        if self._hasher is not None:
+            size, start = self.block_size, hit.num_tokens
+            last, junction = self._max_hits(request) * size, hit.num_kv_blocks * size
+            between = range(start // SAVE_INTERVAL * SAVE_INTERVAL, last, SAVE_INTERVAL)
+            points = sorted({last, junction, *between}, reverse=True)
+            request.save_points = [(n, n in (last, junction)) for n in points if n > start]
+            request.next_save_at = request.save_points[-1][0] if request.save_points else start + 1
+        source = hit.state
+        request.copied_slot = None if source is None or source.slot == request.state_slot else source.slot
+
+    def choose_saves(self, request: Request, num_tokens: int, saved: list[Snapshot]) -> list[tuple[int, int]]:
+        """(n, slot): after the first n tokens of its sequence its states are to be saved there.
+
+        Called when a step is put together that computes `num_tokens` of it, which are counted already.
+        `saved`: the step's snapshots; it gets the new ones. They are found from the next step on.
+        """
+        assert self.states is not None
+        assert self._hasher is not None
+        size, end = self.block_size, request.num_computed_tokens
+        passed, points, num_before = end - num_tokens, request.save_points, len(saved)
+        while points and points[-1][0] <= end:
+            n, evicts = points.pop()
+            passed = n
+            name = self._hasher.extend(request)[n // size - 1]
+            if (known := self.states.find(name)) is not None:
+                self.states.use(known)
+            else:
+                since = self.states.num_admitted + 1 if evicts else 0
+                self.states.save(n, name, since, saved)
+        border = end // size * size
+        if not points and border > passed:
+            self._save_trailing(request, border, saved)
+        request.next_save_at = points[-1][0] if points else (end // size + 1) * size
+        return [(snapshot.num_tokens, snapshot.slot) for snapshot in saved[num_before:]]
+
+    def _save_trailing(self, request: Request, border: int, saved: list[Snapshot]) -> None:
+        """The snapshot that goes with a request while it decodes, for what goes on from its answer."""
+        assert self.states is not None
+        trailing = request.trailing
+        if trailing is not None and trailing.is_kept:
+            self.states.move(trailing, border)
+            saved.append(trailing)
+        else:
+            request.trailing = self.states.save(border, None, request.entered_at, saved)
+        self._name_trailing(request)
+
+    def _name_trailing(self, request: Request) -> None:
+        """Once the tokens are known that its trailing snapshot is after, it can be found."""
+        trailing = request.trailing
+        if trailing is None or not trailing.is_kept or trailing.num_tokens > request.num_tokens:
+            return
+        assert self.states is not None
+        assert self._hasher is not None
+        if trailing.name is None:
+            self.states.name(
+                trailing, self._hasher.extend(request)[trailing.num_tokens // self.block_size - 1]
+            )
+
+    def keep_progress(self, request: Request, indexed: list[int], saved: list[Snapshot]) -> None:
+        """Before a preempted request is freed: let it find what it has computed, up to its last token, for as
+        long as nobody else takes it. `indexed` and `saved` get what steps in flight still write.
+        """
+        num_computed = request.num_computed_tokens
+        if self.states is None or self._hasher is None or not 0 < num_computed <= request.num_tokens:
+            return
+        self._leave_tail(request, num_computed, indexed, saved)
+        request.num_kept_tokens = num_computed
+
+    def _leave_tail(
+        self, request: Request, num_tokens: int, indexed: list[int], saved: list[Snapshot]
+    ) -> None:
+        """Make findable what was computed of the request's first `num_tokens` tokens, states included."""
+        assert self._hasher is not None
+        self.index_full_blocks(request, indexed)
+        name = self._hasher.name_tail(request, num_tokens)
+        if name is not None and self.has_kv:
+            for held, tag in zip(request.blocks, self._tags, strict=True):
+                block_id = held.ids[num_tokens // self.block_size - held.first]
+                if self.pool.register(block_id, name + tag):
+                    indexed.append(block_id)
+        if self.states is not None and request.state_slot is not None:
+            name = name or request.block_hashes[num_tokens // self.block_size - 1]
+            snapshot = self.states.keep(request.state_slot, num_tokens, name)
+            request.state_slot = None
+            if snapshot is not None:
+                saved.append(snapshot)
 
     def grow(self, request: Request) -> list[tuple[int, list[int]]] | None:
         """Give a request that has filled its last block one more, in each group that lacks it.
@@ -370,42 +538,72 @@ class KVCacheManager:
         if num_full <= request.num_indexed_blocks:
             return
         hashes = self._hasher.extend(request)
-        for held, tag in zip(request.blocks, self._tags, strict=True):
+        for held, tag in zip(request.blocks, self._tags, strict=True) if self.has_kv else ():
             for i in range(max(request.num_indexed_blocks, held.first), num_full):
                 block_id = held.ids[i - held.first]
                 if self.pool.register(block_id, hashes[i] + tag):
                     indexed.append(block_id)
         request.num_indexed_blocks = num_full
         request.next_index_at = (num_full + 1) * self.block_size
+        if request.trailing is not None:
+            self._name_trailing(request)
 
     def index_tail(self, request: Request) -> None:
         """Make findable all that a request which ends well leaves, also what does not fill its last block."""
         if self._hasher is None or request.pooling_params is not None:
             return
-        num_computed = request.num_computed_tokens = request.num_tokens - 1  # its last token need not be
-        self.index_full_blocks(request, [])
-        if (name := self._hasher.name_tail(request, num_computed)) is not None:
-            for held, tag in zip(request.blocks, self._tags, strict=True):
-                self.pool.register(held.ids[num_computed // self.block_size - held.first], name + tag)
+        num_computed = request.num_tokens - 1  # its last token need not be
+        if self.states is not None and request.num_computed_tokens != num_computed:
+            return  # its states are after that one
+        request.num_computed_tokens = num_computed
+        self._leave_tail(request, num_computed, [], [])
 
     def free(self, request: Request) -> None:
         """Release all blocks, the last one first: a prefix is then evicted from its end, the least useful."""
         for held in request.blocks:
             self.pool.release(reversed(held.ids))
         request.blocks, request.num_slots = [], 0
+        if self.states is not None:
+            self._free_states(request)
         request.num_computed_tokens = 0
         request.num_indexed_blocks = 0
         request.next_index_at = NEVER
 
-    def forget(self, block_ids: Iterable[int]) -> None:
-        """Make these blocks unfindable: their contents are not what their hashes say."""
+    def _free_states(self, request: Request) -> None:
+        assert self.states is not None
+        if request.state_slot is not None:
+            self.states.release(request.state_slot)
+            request.state_slot = None
+        if (trailing := request.trailing) is not None:
+            self._name_trailing(request)
+            if trailing.name is None:
+                self.states.drop(trailing)
+            request.trailing = None
+        request.save_points, request.next_save_at = [], NEVER
+
+    def forget(self, block_ids: Iterable[int], saved: Iterable[Snapshot] = ()) -> None:
+        """Make these blocks and states unfindable: they are not what their names say."""
         for block_id in block_ids:
             self.pool.unregister(block_id)
+        for snapshot in saved:
+            assert self.states is not None
+            self.states.drop(snapshot)
+
+    def forget_all(self) -> None:
+        """Make everything unfindable: what the worker had is lost, or is to be."""
+        self.pool.unregister_all()
+        if self.states is not None:
+            self.states.forget_all()
 
     def forget_contents(self, request: Request) -> None:
         """Make what this request has computed unfindable, whichever blocks hold it now."""
         block_ids = [self.pool.find(name + tag) for name in request.block_hashes for tag in self._tags]
         self.forget(block_id for block_id in block_ids if block_id is not None)
+        if self.states is not None:
+            for name in request.block_hashes:
+                self.states.forget(name)
+            if request.trailing is not None:
+                self.states.drop(request.trailing)
 
     def _max_hits(self, request: Request) -> int:
         """How many blocks may be hits: the last token is always computed."""
@@ -413,6 +611,7 @@ class KVCacheManager:
 
     def check(self, requests: Iterable[Request]) -> list[str]:
         """The problems found between the pool and the requests that hold blocks."""
+        requests = list(requests)
         owners: dict[int, list[tuple[Request, int, int]]] = {}
         problems: list[str] = []
         for request in requests:
@@ -420,6 +619,8 @@ class KVCacheManager:
             for group, held in enumerate(request.blocks):
                 for place, block_id in enumerate(held.ids, held.first):
                     owners.setdefault(block_id, []).append((request, group, place))
+        if self.states is not None:
+            problems += self._check_states(requests)
         problems += self.pool.check(Counter({block_id: len(holders) for block_id, holders in owners.items()}))
         size = self.block_size
         for block_id, holders in owners.items():
@@ -430,6 +631,16 @@ class KVCacheManager:
             if len(holders) > 1 and len(contents) > 1:
                 ids = ", ".join(request.request_id for request, _, _ in holders)
                 problems.append(f"block {block_id}: shared by {ids} with different contents")
+        return problems
+
+    def _check_states(self, requests: Iterable[Request]) -> list[str]:
+        """What is wrong with the state slots of live requests and with snapshots."""
+        assert self.states is not None
+        slots = [request.state_slot for request in requests if request.state_slot is not None]
+        problems = self.states.check(slots)
+        for request in requests:
+            if (request.row is None) != (request.state_slot is None):
+                problems.append(f"{request.request_id}: row {request.row}, state slot {request.state_slot}")
         return problems
 
     def _check_blocks(self, request: Request) -> list[str]:

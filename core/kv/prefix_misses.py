@@ -22,6 +22,7 @@ class PrefixMiss(StrEnum):
 
     UNKNOWN = "no such prefix"  # never seen, or forgotten
     EVICTED = "evicted"  # its block was reused
+    NO_STATE = "no state"  # it is there, and no state of recurrent layers after it
     OTHER_SALT = "other salt"  # the same tenant has sent it with another cache_salt
 
 

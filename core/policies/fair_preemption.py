@@ -208,7 +208,7 @@ class FairPreemption:
             return 0
         batch = self._batch
         num_left = batch.max_step_tokens - batch.num_used_rows - num_planned
-        num_missing = head.num_tokens - hit.num_blocks * batch.manager.block_size
+        num_missing = head.num_tokens - hit.num_tokens
         if not batch.config.enable_chunked_prefill and num_missing > num_left:
             return 0
         return max(0, min(num_missing, num_left))

@@ -23,6 +23,7 @@ from ...ipc.protocol.request_price import find_held_bytes
 from ...ipc.protocol.step import GroupBlocks, NewRequestData
 from ...ipc.protocol.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.protocol.token_lists import NO_LISTS, TokenLists
+from ..kv.state_slots import Snapshot
 from .repetition import RepetitionDetector
 from .tenant import Tenant
 
@@ -93,7 +94,15 @@ class Request:
     blocks: list[HeldBlocks] = field(default_factory=list[HeldBlocks])  # by KV group; [] if it holds none
     num_slots: int = 0  # tokens that those have room for in every group, from the sequence's first on
     block_hashes: list[bytes] = field(default_factory=list[bytes])  # of full blocks of known tokens
-    state_slot: int | None = None  # that holds its recurrent states, if the model has some
+    # Of a model with recurrent layers (core/kv/state_slots.py):
+    state_slot: int | None = None  # that holds its states; None: it does not run
+    copied_slot: int | None = None  # whose states it goes on from
+    trailing: Snapshot | None = None  # the last one that was saved while it decoded
+    # (number of tokens, whether others give way) after which states are to be saved, the first one last
+    save_points: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
+    next_save_at: int = NEVER  # number of computed tokens
+    entered_at: int = 0  # admissions up to its own
+    num_kept_tokens: int = 0  # computed when it was preempted, if they may be found again
     num_indexed_blocks: int = 0  # leading blocks that the prefix index was told of
     next_index_at: int = NEVER  # number of known tokens that completes the next block for the index
     num_cached_tokens: int | None = None  # prefix hit of the first admission

@@ -62,8 +62,6 @@ class RunningBatch:
         """Let a request run that has been given blocks; there is a row."""
         request.status = RequestStatus.RUNNING
         request.row = self.free_rows.pop()
-        if self.manager.num_state_slots:
-            request.state_slot = request.row
         request.tenant.num_rows += 1
         insort(self.requests, request, key=lambda running: running.order)
 
@@ -88,7 +86,7 @@ class RunningBatch:
     def forget_steps(self) -> None:
         """The worker has lost its rows and will answer no step in flight."""
         for step in self.in_flight:
-            self.manager.forget(step.indexed_blocks)
+            self.manager.forget(step.indexed_blocks, step.saved_states)
             for request in step.sampled:
                 request.num_placeholders = 0
         self.in_flight.clear()

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from ...ipc.protocol.messages import FinishReason
 from ...ipc.protocol.step import ModelRunnerOutput, SchedulerOutput
 from ...ipc.spec.config import SchedulerConfig
-from ..kv.kv_cache_manager import KVCacheManager
+from ..kv.kv_cache_manager import KVCacheManager, PrefixHit
+from ..kv.prefix_misses import PrefixMiss
 from ..policies import POLICIES
 from ..stats.stats import EngineCounters
 from .answer_cost import MAX_STEP_ANSWER_BYTES, find_token_price, may_run_beside
@@ -120,7 +121,7 @@ class Scheduler:
         self._turns.reset()
         self._num_untried += len(self.running)  # each has a row again in the next step
         while self.running:
-            self._preempt(self.running[-1])
+            self._preempt(self.running[-1], is_lost=True)
         self.batch.take_freed_rows()
 
     # -- one step
@@ -265,22 +266,23 @@ class Scheduler:
             return
         manager = self._manager
         hit = manager.find_prefix(request)
-        tail = manager.find_tail(request, hit)
-        num_missing = 1 if tail is not None else request.num_tokens - hit.num_blocks * manager.block_size
+        num_missing = request.num_tokens - hit.num_tokens
         num_tokens = self._size_beginning(step, request, num_missing)
-        if num_missing == 1 and num_tokens == 0 and hit.num_blocks and tail is None:
+        if num_missing == 1 and num_tokens == 0 and hit.num_blocks and not hit.tail:
             # Its last token has to wait: compute others again.
             hit = manager.find_prefix(request, hit.num_blocks - 1)
-            num_missing = request.num_tokens - hit.num_blocks * manager.block_size
+            num_missing = request.num_tokens - hit.num_tokens
             num_tokens = self._size_beginning(step, request, num_missing)
-        if num_tokens == 0 or not manager.allocate(request, hit, self.batch.num_reserved_blocks, tail):
+        if num_tokens == 0 or not manager.allocate(request, hit, self.batch.num_reserved_blocks):
             return
-        for group, source in enumerate(tail or ()):
+        for group, source in enumerate(hit.tail):
             held = request.blocks[group]
             if (block_id := held.ids[hit.num_blocks - held.first]) != source:
                 step.block_copies.append((group, source, block_id))
+        if request.copied_slot is not None and request.state_slot is not None:
+            step.state_copies.append((request.copied_slot, request.state_slot))
         self.policy.remove(request)
-        self._enter(step, request)
+        self._enter(step, request, hit)
         self._add_chunk(step, request, num_tokens)
 
     def _size_beginning(self, step: Step, request: Request, num_missing: int) -> int:
@@ -319,14 +321,14 @@ class Scheduler:
             return 0
         return min(num_missing, max(num_tokens, 0 if step.answer_bytes else 1))
 
-    def _enter(self, step: Step, request: Request) -> None:
+    def _enter(self, step: Step, request: Request, hit: PrefixHit) -> None:
         """Make an admitted request running, in a row of its own."""
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
         if self._manager.reads_cache(request):
             self._counters.prefix_cache_queries += request.num_tokens
             self._counters.prefix_cache_hits += request.num_computed_tokens
-            self._note_miss(request)
+            self._note_miss(request, hit)
         else:
             request.prefix_miss = "not looked up"
         self.batch.enter(request)
@@ -335,14 +337,15 @@ class Scheduler:
         step.new_requests.append(request.to_new_request_data())
         step.new_bytes += request.held_bytes - request.answer_bytes
 
-    def _note_miss(self, request: Request) -> None:
-        """Count what was not found of an admitted request's prefix; the first reason is shown."""
-        reason, num_tokens = self._manager.explain_miss(request)
-        if reason is None:
-            return
-        self._counters.count_miss(reason, num_tokens)
+    def _note_miss(self, request: Request, hit: PrefixHit) -> None:
+        """Count what was not found of an admitted request's prefix; the first reasons are shown."""
+        shown: list[str] = []
+        for reason, num_tokens in self._manager.explain_miss(request, hit):
+            self._counters.count_miss(reason, num_tokens)
+            is_lost = reason is PrefixMiss.NO_STATE
+            shown.append(f"hit lost for want of a state: {num_tokens} tokens" if is_lost else reason)
         if not request.has_begun:
-            request.prefix_miss = reason
+            request.prefix_miss = "; ".join(shown)
 
     def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
         """Enter `num_tokens` tokens of a prompt in the step; the last of them samples or is pooled."""
@@ -378,6 +381,8 @@ class Scheduler:
         self.policy.note_chunk(step, request, num_tokens)
 
     def _launch(self, step: Step) -> SchedulerOutput:
+        if self._manager.states is not None:
+            self._save_states(step)
         self._next_step_id += 1
         self.in_flight.append(step)
         self.times.note_launch(step)
@@ -392,12 +397,27 @@ class Scheduler:
             step.sampled_rows if len(step.sampled_rows) < len(step.rows) else None,
             step.block_copies,
             step.pooled_rows,
+            step.state_copies,
+            step.state_saves,
         )
+
+    def _save_states(self, step: Step) -> None:
+        """Choose which states of the step's requests are saved, last of all: no request takes the slots."""
+        for row, request, num_tokens in zip(step.rows, step.requests, step.num_tokens, strict=True):
+            if request.num_computed_tokens >= request.next_save_at:
+                saves = self._manager.choose_saves(request, num_tokens, step.saved_states)
+                step.state_saves += [(row, n, slot) for n, slot in saves]
 
     # -- preemption
 
-    def _preempt(self, request: Request) -> None:
-        """Send a running request back to the queue; tokens on their way to it stay valid."""
+    def _preempt(self, request: Request, *, is_lost: bool = False) -> None:
+        """Send a running request back to the queue; tokens on their way to it stay valid.
+
+        is_lost: what was computed of it in steps that have failed is of no use.
+        """
+        if not is_lost:
+            newest = self.in_flight[-1] if self.in_flight else Step(0, 0, 0)
+            self._manager.keep_progress(request, newest.indexed_blocks, newest.saved_states)
         del self.running[bisect_left(self.running, request.order, key=lambda running: running.order)]
         self._release(request)
         request.status = RequestStatus.PREEMPTED

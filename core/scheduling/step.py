@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...ipc.protocol.step import NewRequestData
+from ..kv.state_slots import Snapshot
 from .request import Request
 
 
@@ -28,6 +29,9 @@ class Step:
     new_block_ids: list[tuple[int, int, list[int]]] = field(default_factory=list)
     block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     indexed_blocks: list[int] = field(default_factory=list)  # findable, though only this step fills them
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
+    state_saves: list[tuple[int, int, int]] = field(default_factory=list)
+    saved_states: list[Snapshot] = field(default_factory=list)  # likewise
     # row -> the first token that is computed of the prompt, of requests that are answered by position:
     # those with prompt_logprobs, and of token-wise tasks
     prompt_starts: dict[int, int] = field(default_factory=dict)

@@ -67,6 +67,8 @@ class EngineCounters:
                 self.prefix_misses_unknown += num_tokens
             case PrefixMiss.EVICTED:
                 self.prefix_misses_evicted += num_tokens
+            case PrefixMiss.NO_STATE:
+                self.prefix_misses_no_state += num_tokens
             case PrefixMiss.OTHER_SALT:
                 self.prefix_misses_other_salt += num_tokens
 

@@ -82,11 +82,18 @@ class StatsCollector:
             **self._gauge(),
             num_clients=num_clients,
             kv_blocks_total=self._pool.num_blocks,
-            state_slots_total=self._scheduler.batch.manager.num_state_slots,
+            **self._count_states(),
             held_bytes=self._tenants.held_bytes,
             stall=find_stall(self._live(), self.free_time, now),
             **{f"{name}_total": value for name, value in asdict(self._counters).items()},
         )
+
+    def _count_states(self) -> dict[str, int]:
+        states = self._scheduler.batch.manager.states
+        if states is None:
+            return {}
+        used, cached, total = states.num_used, states.num_cached, states.num_slots
+        return {"state_slots_used": used, "state_slots_cached": cached, "state_slots_total": total}
 
     def _count(self) -> dict[str, float]:
         num_prompt, num_generated = self._counters.prompt_tokens, self._counters.generation_tokens

@@ -2,8 +2,9 @@
 
 FakeWorker honours ipc/protocol/step.py to the letter and checks that the core does: it keeps what is in every
 KV slot (a digest of the KV group and of all tokens up to that position) and, for each row of a step and each
-group, walks the block table as far as its window reaches and compares. Its tokens are a hash of
-(prompt, position), so a lost, doubled or misrouted token shows at once.
+group, walks the block table as far as its window reaches and compares. Of a model with recurrent layers it
+keeps of which tokens each state slot holds the states, and a row goes on from its own tokens' or not at all.
+Its tokens are a hash of (prompt, position), so a lost, doubled or misrouted token shows at once.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from ...ipc.spec.model_spec import (
     RopeConfig,
     has_dynamic_rope,
 )
+from ...ipc.spec.recurrent_spec import ShortConvSpec
 from .fake_vectors import may_have_hit, pool_chunk
 
 VOCAB_SIZE = 997
@@ -65,14 +67,16 @@ def make_config(
     pooling: PoolingSpec | None = None,
     is_causal: bool = True,
     kv_windows: tuple[int | None, ...] = (None,),
+    num_state_slots: int | None = None,
 ) -> EngineConfig:
-    """A small engine's configuration; the model is never loaded."""
+    """A small engine's configuration; the model is never loaded. With state slots a layer is recurrent."""
     attention = AttentionSpec(num_heads=1, num_kv_heads=1, head_size=head_size, is_causal=is_causal)
+    recurrent = None if num_state_slots is None else ShortConvSpec(num_channels=16, kernel_size=2)
     spec = ModelSpec(
         architecture="LlamaForCausalLM",
         vocab_size=vocab_size,
         hidden_size=head_size,
-        layers=(LayerSpec(attention=attention, ffn=DenseSpec(intermediate_size=16)),),
+        layers=(LayerSpec(attention=attention, recurrent=recurrent, ffn=DenseSpec(intermediate_size=16)),),
         max_position_embeddings=max_position_embeddings,
         rope=rope or RopeConfig(),
         has_logits=is_causal,
@@ -87,7 +91,11 @@ def make_config(
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
     )
-    cache = CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching)
+    cache = CacheConfig(
+        block_size=block_size,
+        enable_prefix_caching=enable_prefix_caching,
+        num_state_slots=num_state_slots,
+    )
     return EngineConfig(model=model, cache=cache, scheduler=scheduler or SchedulerConfig())
 
 
@@ -177,6 +185,7 @@ class FakeRow:
     ends: list[int]  # by KV group: the place of its next block
     num_computed: int
     pooling_params: PoolingParams | None = None
+    state_slot: int | None = None
 
     def extend_digests(self) -> None:
         """Digests of all known tokens."""
@@ -204,6 +213,7 @@ class FakeWorker:
     fail_next: str | None = None
     rows: dict[int, FakeRow] = field(default_factory=dict[int, FakeRow])
     slots: dict[int, int] = field(default_factory=dict[int, int])  # slot -> digest
+    states: dict[int, int] = field(default_factory=dict[int, int])  # state slot -> digest of what it is after
     last_step_id: int = -1
     has_failed: bool = False
 
@@ -226,6 +236,7 @@ class FakeWorker:
         """Die and come back with an empty cache."""
         self.reset_rows()
         self.slots.clear()
+        self.states.clear()
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | StepFailed:
         """One step: effects in the contract's order, then all writes, then all reads, then samples."""
@@ -239,10 +250,13 @@ class FakeWorker:
         failure = self.find_failure(step) if cause is None else StepFailed(step.step_id, cause)
         if failure is not None:
             self.has_failed = True
+            self._spoil_states(step)
             return failure
         if self.verify and self.has_kv:
             self._write(step)
             self._read(step)
+        if self.verify and self.config.cache.num_state_slots:
+            self._recur(step)
         return self._sample(step)
 
     def find_failure(self, step: SchedulerOutput) -> StepFailed | None:
@@ -266,6 +280,10 @@ class FakeWorker:
             self._check_blocks(self.rows[row])
         for _, source, destination in step.block_copies:
             self._copy_block(source, destination)
+        for source, destination in step.state_copies:
+            assert source != destination
+            assert 0 <= destination < (self.config.cache.num_state_slots or 0)
+            self.states[destination] = self.states.get(source, 0)
 
     def _copy_block(self, source: int, destination: int) -> None:
         size = self.config.cache.block_size
@@ -291,7 +309,9 @@ class FakeWorker:
             ends=[held.first + len(held.block_ids) for held in new.blocks],
             num_computed=new.num_computed_tokens,
             pooling_params=new.pooling_params,
+            state_slot=new.state_slot,
         )
+        assert (row.state_slot is not None) == bool(self.config.cache.num_state_slots)
         assert 0 <= row.num_computed < len(tokens), "a prefix hit leaves at least one token to compute"
         if new.pooling_params is not None and row.num_computed:
             assert may_have_hit(new.pooling_params, spec), "nobody has the hidden states of cached tokens"
@@ -343,6 +363,33 @@ class FakeWorker:
                     assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
                     written.add(slot)
                     self.slots[slot] = hash((state.digests[position + 1], group))
+
+    def _recur(self, step: SchedulerOutput) -> None:
+        """Each row goes on from the states in its slot; some states on the way are saved."""
+        held = [state.state_slot for state in self.rows.values()]
+        saved = [slot for _, _, slot in step.state_saves]
+        assert len({*held, *saved}) == len(held) + len(saved), "a state slot has two owners"
+        assert {*held, *saved} <= set(range(self.config.cache.num_state_slots or 0))
+        counts = dict(zip(step.rows, step.num_tokens, strict=True))
+        for row, n, slot in step.state_saves:
+            state = self.rows[row]
+            assert state.num_computed < n <= state.num_computed + counts[row], "a state that never is"
+            state.extend_digests()
+            self.states[slot] = state.digests[n]
+        for row, count in counts.items():
+            state = self.rows[row]
+            assert state.state_slot is not None
+            state.extend_digests()
+            if state.num_computed:
+                found, expected = self.states.get(state.state_slot), state.digests[state.num_computed]
+                assert found == expected, f"{state.request_id}: states of other tokens"
+            self.states[state.state_slot] = state.digests[state.num_computed + count]
+
+    def _spoil_states(self, step: SchedulerOutput) -> None:
+        """A step that fails has written what nobody knows."""
+        for slot in [self.rows[row].state_slot for row in step.rows] + [save[2] for save in step.state_saves]:
+            if slot is not None:
+                self.states[slot] = hash(("spoilt", step.step_id))
 
     def _read(self, step: SchedulerOutput) -> None:
         for row, count in zip(step.rows, step.num_tokens, strict=True):

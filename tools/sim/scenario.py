@@ -26,6 +26,7 @@ _NO_LIMIT = 1_000_000
 _POOLING_SHARE = 0.3  # of the runs
 _WORK_SHARE = 0.25  # likewise
 _GROUPS_SHARE = 0.5  # likewise
+_STATES_SHARE = 0.5  # likewise
 _HANG_SHARE = 0.2  # likewise
 _LONG_SHARE = 0.15  # likewise
 _FAR_SHARE = 0.15  # likewise
@@ -118,6 +119,7 @@ class Scenario:
     num_stages: int = 1
     token_s: float = 0.0  # that each token of a prompt takes in a step
     kv_windows: tuple[int | None, ...] = (None,)  # of the model's KV groups
+    num_snapshots: int | None = None  # state slots beside those of rows; None: no layer is recurrent
     window_bytes: int | None = None  # that a client of the network has on its way unread; None: it is local
 
     @property
@@ -142,6 +144,7 @@ class Scenario:
             scheduler=scheduler,
             pooling=PoolingSpec(pools=("last",)),
             kv_windows=self.kv_windows,
+            num_state_slots=None if self.num_snapshots is None else self.max_num_seqs + self.num_snapshots,
         )
         # The engine's end after too many deaths is not simulated.
         return msgspec.structs.replace(
@@ -174,6 +177,8 @@ class Scenario:
             yield replace(self, num_stages=1)
         if self.kv_windows != (None,):
             yield replace(self, kv_windows=(None,))
+        if self.num_snapshots is not None:
+            yield replace(self, num_snapshots=None)
         if self.num_engines > 2:
             faults = (replace(fault, engine=min(fault.engine, 1)) for fault in self.faults)
             yield replace(self, num_engines=2, faults=tuple(faults))
@@ -207,6 +212,9 @@ def draw_scenario(seed: int) -> Scenario:
     scenario = _maybe_hang(random.Random(f"hang/{seed}"), scenario)
     scenario = _maybe_be_long(random.Random(f"long/{seed}"), scenario)
     scenario = _maybe_forget(random.Random(f"groups/{seed}"), scenario)
+    states_rng = random.Random(f"states/{seed}")
+    if states_rng.random() < _STATES_SHARE:
+        scenario = replace(scenario, num_snapshots=states_rng.choice([0, 1, 1, 2, 3, 5]))
     pooling_rng = random.Random(f"pooling/{seed}")
     if pooling_rng.random() >= _POOLING_SHARE:
         return scenario

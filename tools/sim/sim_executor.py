@@ -216,7 +216,8 @@ class SimExecutor(Executor):
         worker.num_known, worker.num_before = {}, {}
         worker.takes_long = self._scenario.token_s > 0
         self._steps = FakeExecutor(worker)
-        self._tell(WorkerReady(self._scenario.num_blocks, "fake", []))
+        num_slots = self._config.cache.num_state_slots or 0
+        self._tell(WorkerReady(self._scenario.num_blocks, "fake", [], num_state_slots=num_slots))
 
     def _lose_worker(self, reason: str, *, is_overdue: bool = False) -> None:
         self._steps = self._worker = None
