@@ -17,6 +17,7 @@ from quire.frontend.cli import streams
 from quire.frontend.cli.commands import daemon, doctor
 from quire.frontend.cli.entry import COMMANDS, run_command
 from quire.tools.bench import cli as bench
+from refusals import Refusal, refusals, run_refused
 
 HELPED = [
     *([name] for name in COMMANDS),
@@ -25,67 +26,12 @@ HELPED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["genrate"], "'genrate': not a command, did you mean 'generate'?"),
-        (["run"], "'run': not a command, did you mean 'chat MODEL' or 'generate'?"),
-        (["list"], "'list': not a command, did you mean 'ps' (what runs;"),
-        (["daemon", "strat"], "'strat': not a command of 'quire daemon', did you mean 'start'?"),
-        (["keys", "xyz"], "'xyz': not a command of 'quire keys', one of make, add"),
-        (["stop"], "'stop': not a command, did you mean 'daemon stop'?"),
-        (
-            ["serve", "--ctx-size", "9"],
-            "--ctx-size: not an option of 'quire serve', did you mean '--max-model-len'?",
-        ),
-        (["serve", "-hf", "a/b"], "-hf: not an option of 'quire serve', did you mean '--model'?"),
-        (
-            ["generate", "--temp=0", "x"],
-            "--temp: not an option of 'quire generate', did you mean '--temperature'?",
-        ),
-        (["xyz"], f"'xyz': not a command, one of {', '.join(COMMANDS)}"),
-        (["generate", "--temprature", "1", "x"], "--temprature: not an option of 'quire generate', did you"),
-        (["generate", "--max-tokens", "many", "x"], "max_tokens='many': expected an integer"),
-        (["generate", "--max-tokens", "0", "x"], "max_tokens=0: expected an integer from 1 to 2147483647"),
-        (
-            ["generate", "--max-tokens", "9" * 23, "x"],
-            f"max_tokens={'9' * 23}: expected an integer from 1 to 2147483647",
-        ),
-        (["generate", "--temperature", "3", "x"], "temperature=3.0: expected a number from 0 to 2"),
-        (["generate", "--top-p", "0", "x"], "top_p=0.0: expected a number above 0 and up to 1"),
-        (["generate", "--stop", "", "x"], "stop='': expected at most 64 texts of 1 to 1024 characters"),
-        (
-            ["generate", "--dtype", "int3", "x"],
-            "dtype='int3': expected one of auto, float32, bfloat16, float16",
-        ),
-        (
-            ["generate", "--model", "/no/such/folder", "x"],
-            "model='/no/such/folder': expected an existing folder",
-        ),
-        (["generate", "--model"], "--model: expected one argument"),
-        (["generate", "--block-size", "5", "x"], "block_size=5: expected one of 8, 16, 32, 64, 128"),
-        (["generate", ""], "prompt='': expected a text that is not empty"),
-        (["generate"], "prompt='': expected a text that is not empty"),
-        (["chat"], "message='': expected a text piped in"),
-        (["chat", "pocket", "hello"], "'hello': 'quire chat' takes no such argument"),
-        (["bench", "offlin"], "bench='offlin': expected one of offline, kernels, "),
-        (["bench", "offline", "--workload", "W9"], "workload='W9': expected one of W1, W2, W3, W4"),
-        (
-            ["bench", "offline", "--model", "/no/such/folder"],
-            "model='/no/such/folder': expected an existing folder",
-        ),
-        (["bench", "core", "--steps", "0"], "steps=0: expected an integer of at least 1"),
-    ],
-)
+@refusals("command_lines")
 def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    assert run_command(arguments) == 2
-    out, errors = capsys.readouterr()
-    assert out == ""
-    assert len(errors.splitlines()) == 1
-    assert errors.startswith(f"quire: error: {message}")
+    refusal.check(lambda arguments: run_refused(arguments, capsys))
 
 
 def test_a_folder_without_config_json_is_refused_before_anything_starts(

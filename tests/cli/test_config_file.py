@@ -12,6 +12,7 @@ from quire.frontend.cli.engine_choice import choose_model
 from quire.frontend.cli.parser import UsageError
 from quire.frontend.cli.serve_options import make_parser
 from quire.ipc.errors import ConfigError
+from refusals import Refusal, refusals
 
 FILE = """
 model: ./some-model
@@ -53,42 +54,15 @@ def test_the_command_line_wins_over_the_file(config: str) -> None:
     assert choose_model(["--config", config], None, options.model) == "./some-model"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("hf_overrides: [&a [1], *a]", "an alias, such as *name, which is not taken here"),
-        ("hf_overrides: &a [*a]", "an alias, such as *name"),
-        ("hf_overrides: {a: &a {b: 1}, c: {<<: *a}}", "an alias, such as *name"),
-        ("port: !!int ''", "YAML (string index out of range)"),
-        ("port: !!bool maybe", "YAML ('maybe')"),
-        ("port: !!timestamp x", "YAML ("),
-        ("port: 0x" + "f" * 10_000, "port='int': expected plain values (Exceeds"),
-        ("unknown: 0x" + "f" * 10_000, "an option of this command"),
-        (r'model: "a\0b"', "model='str': expected plain values (a zero"),
-        (r'model: "\ud800"', "model='str': expected plain values ('utf-8' codec"),
-        ("hf_overrides: {a: 2024-01-01}", "hf_overrides='dict': expected plain values (Object of type date"),
-        (
-            "max_modellen: 5",
-            "max_modellen=5: expected an option of this command, did you mean '--max-model-len'",
-        ),
-        ("config: other.yaml", "config='other.yaml': expected an option of this command"),
-        ("port: [1, 2]", "port='[1, 2]': expected an integer"),
-        ("port: true", "port=True: expected a text or a number"),
-        ("share-port: often", "share-port='often': expected true or false"),
-        ("- port", "a mapping of options' names to values"),
-        ("port: {", "YAML ("),
-        ("port: 2026-99-99", "YAML ("),
-        ("", "a mapping"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_refused_with_the_place(
-    text: str, message: str, tmp_path: Path
-) -> None:
+@refusals("config_files")
+def test_a_file_that_cannot_be_used_is_refused_with_the_place(refusal: Refusal, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    with pytest.raises((ConfigError, UsageError)) as caught:
-        make_parser().parse(["--config", str(path)])
-    assert message in str(caught.value)
+
+    def parse(text: str) -> object:
+        path.write_text(text)
+        return make_parser().parse(["--config", str(path)])
+
+    refusal.check(parse, tmp_path)
 
 
 def test_a_file_that_is_not_there_or_one_too_many_is_refused(config: str) -> None:

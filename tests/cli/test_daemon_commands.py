@@ -27,9 +27,10 @@ from quire.frontend.cli.entry import run_command
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.daemon.daemon_state import DaemonState, EngineState
 from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
-from quire.ipc.errors import DaemonError, shorten
+from quire.ipc.errors import DaemonError
 from quire.ipc.processes import process
 from quire.ipc.processes.process import is_stopped
+from refusals import Refusal, refusals, run_refused
 
 REAL = [sys.executable, "-m", "quire"]
 FAKE = [
@@ -214,50 +215,11 @@ def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
 
 
 @pytest.mark.usefixtures("pid")
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["daemon", "stop", "two"], 2, "no daemon named 'two' is running; those that run: one"),
-        (["daemon", "restart", "two"], 2, "no daemon named 'two' is running; those that run: one"),
-        (["daemon", "logs", "two"], 2, "name='two': expected a daemon that has logged something"),
-        (["daemon", "logs", "--name", "two"], 2, "name='two': expected a daemon that has logged something"),
-        (["daemon", "stop", "../one"], 2, "name='../one': expected 1 to 32 letters"),
-        (["daemon", "start", "--name", "p-x"], 2, "name='p-x': expected 1 to 32 letters"),
-        *(
-            (["daemon", word, "--name", ""], 2, "name='': expected 1 to 32 letters")
-            for word in ("stop", "restart", "logs")
-        ),
-        *(
-            (["daemon", "stop", name], 2, f"name={shorten(name)}: expected 1 to 32")
-            for name in ("a\nb", "n" * 5000)
-        ),
-        (["daemon", "start", "--name", "x" * 33], 2, f"name='{'x' * 33}': expected 1 to 32 letters"),
-        (["daemon", "start", "--name", ""], 2, "name='': expected 1 to 32 letters"),
-        (["daemon", "logs", "one", "-n", "0"], 2, "lines=0: expected an integer from 1"),
-        (["daemon", "stpo"], 2, "'stpo': not a command of 'quire daemon'"),
-        (["daemon", "start", "--nmae", "x"], 2, "--nmae: not an option of 'quire daemon start'"),
-        (
-            ["daemon", "start", "--name", "x", "/no/such/folder"],
-            2,
-            "model='/no/such/folder': expected an existing folder",
-        ),
-        (["daemon", "start", "--name", "x", "--block-size", "5"], 2, "block_size=5: expected one of 8, 16"),
-        (["generate", "--attach", "two", "x"], 2, "no daemon named 'two' is running"),
-        (
-            ["generate", "--attach", "one", "--block-size", "8", "x"],
-            2,
-            "block_size=8: not given with --attach",
-        ),
-    ],
-)
+@refusals("daemon_commands")
 def test_bad_calls_are_one_line_with_an_exit_code(
-    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+    refusal: Refusal, capsys: pytest.CaptureFixture[str], runtime: Path
 ) -> None:
-    assert run_command(arguments) == code
-    out, errors = capsys.readouterr()
-    assert out == ""
-    assert len(errors.splitlines()) == 1
-    assert errors.startswith(f"quire: error: {message}")
+    refusal.check(lambda arguments: run_refused(arguments, capsys), runtime)
 
 
 @pytest.mark.usefixtures("pid")

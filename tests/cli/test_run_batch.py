@@ -27,6 +27,7 @@ from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.options.engine_args import EngineArgs
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.params.sampling_params import SamplingParams
+from refusals import Refusal, refusals, run_refused
 from tool_template import TEMPLATE
 
 
@@ -352,26 +353,15 @@ def test_a_line_is_refused_without_repeating_it_at_length(field: str, character:
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "input: a file, as in 'quire run-batch in.jsonl out.jsonl'"),
-        (["IN"], "output: a file"),
-        (["IN", "OUT", "-i", "x"], "input='x': expected once"),
-        (["/no/such/file", "OUT"], "input='/no/such/file': expected a file that can be read"),
-        (["IN", "/no/such/folder/x"], "output='/no/such/folder/x': expected a file that can be written"),
-        (["IN", "IN"], "output='IN': expected another file than the input"),
-        (["IN", "OUT", "--max-concurrency", "0"], "max_concurrency=0: expected an integer of at least 1"),
-        (["IN", "OUT", "--model", "/no/such/model"], "model='/no/such/model': expected an existing folder"),
-        (["IN", "OUT", "--attach", "no-such-daemon"], "no daemon named 'no-such-daemon' is running"),
-    ],
-)
+@refusals("run_batch")
 def test_bad_options_are_refused_and_nothing_is_run(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    refusal: Refusal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "IN").write_text(GOOD[0])
-    given = [str(tmp_path / word) if word in ("IN", "OUT") else word for word in arguments]
-    assert run_command(["run-batch", *given]) in (1, 2)
-    error = capsys.readouterr().err.replace(f"{tmp_path}/", "")
-    assert error.startswith(f"quire: error: {message}")
+
+    def run(arguments: list[str]) -> None:
+        words = [str(tmp_path / word) if word in ("IN", "OUT") else word for word in arguments]
+        run_refused(["run-batch", *words], capsys)
+
+    refusal.check(run, tmp_path)
     assert (tmp_path / "IN").read_text() == GOOD[0]

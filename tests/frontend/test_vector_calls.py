@@ -18,6 +18,7 @@ from quire.ipc.errors import InputError, PoolingParamsError, PromptError
 from quire.ipc.params.pooling_params import PoolingParams
 from quire.ipc.params.sampling_params import SamplingParams
 from quire.ipc.protocol.token_ids import decode_token_ids
+from refusals import Refusal, refusals
 
 EMBEDS = ("embed", "score", "token_embed")
 CLASSIFIES = ("classify", "score", "token_classify")
@@ -295,30 +296,19 @@ def test_other_models_compare_embeddings_and_embed_a_query_once(make_llm: Any):
     assert scores[1].request_id == "0_2"
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        (
-            ["a", "b"],
-            ["a", "b", "c"],
-            "data_1='2 texts': expected one text, or as many as data_2, which are 3",
-        ),
-        (["a", "b"], "a", "data_1='2 texts': expected one text, or as many as data_2, which are 1"),
-        ([], ["a"], r"data_1=\[\]: expected at least one text"),
-        ("a", [], r"data_2=\[\]: expected at least one text"),
-        ("a", ["b", 5], r"data_2\[1\]=5: expected a text"),
-        ("a", None, "data_2=None: expected a text or a list of texts"),
-        ("a", {"b": 1}, "data_2=.*: expected a text or a list of texts"),
-        ("", "b", "=''"),
-    ],
-)
+@pytest.mark.parametrize("tasks", [EMBEDS, CLASSIFIES], ids=["embed", "classify"])
+def test_an_empty_text_is_refused_whoever_names_it(make_llm: Any, tasks: tuple[str, ...]):
+    with pytest.raises(InputError, match="=''"):
+        make_llm(*tasks).score("", "b")
+
+
+@refusals("scored_texts")
 @pytest.mark.parametrize("tasks", [EMBEDS, CLASSIFIES], ids=["embed", "classify"])
 def test_numbers_of_texts_that_do_not_go_together_are_refused(
-    make_llm: Any, tasks: tuple[str, ...], first: Any, second: Any, said: str
+    make_llm: Any, tasks: tuple[str, ...], refusal: Refusal
 ):
     llm = make_llm(*tasks)
-    with pytest.raises(InputError, match=said):
-        llm.score(first, second)
+    refusal.check(lambda texts: llm.score(*texts))
     assert sent(llm) == []
 
 

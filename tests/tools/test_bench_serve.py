@@ -244,30 +244,3 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1
     assert "lists no models" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--base-url", "nowhere"], "base_url='nowhere': expected a URL such as"),
-        (["--num-prompts", "0"], "num_prompts=0: expected an integer of at least 1"),
-        (["--request-rate", "0"], "request_rate=0.0: expected a number above 0, or inf"),
-        (["--request-rate", "nan"], "request_rate=nan: expected a number above 0, or inf"),
-        (["--max-concurrency", "-1"], "max_concurrency=-1: expected an integer of at least 1"),
-        (["--timeout", "0"], "timeout=0.0: expected seconds above 0"),
-        (["--temperature", "-1"], "temperature=-1.0: expected a number of at least 0"),
-        (["--goodput", "ttft"], "goodput='ttft': expected NAME:MILLISECONDS"),
-        (["--dataset", "/no/such/file"], "dataset='/no/such/file': expected random, or a file"),
-        (
-            ["--json", "/no/such/folder/x.json"],
-            "json='/no/such/folder/x.json': expected a file name in a folder",
-        ),
-    ],
-)
-def test_bad_options_are_refused_before_anything_is_sent(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from quire.frontend.cli.entry import run_command
-
-    assert run_command(["bench", "serve", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"quire: error: {message}")

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +21,7 @@ from quire.ipc.errors import ConfigError, ModelError
 from quire.ipc.network.keys import make_keys
 from quire.ipc.network.served_files import hash_served_files
 from quire.ipc.protocol.messages import RosterEntry
+from refusals import Refusal, refusals
 
 ADDRESS = "tcp://127.0.0.1:5757"
 
@@ -33,20 +33,9 @@ def keys(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("cls", [LLM, AsyncLLM])
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"attach": ADDRESS}, r"keys=None: expected a folder with client\.secret and server\.public"),
-        ({"attach": "name", "keys": "k"}, r"keys='k': only with attach='tcp://HOST:PORT'"),
-        ({"keys": "k"}, r"keys='k': only with attach='tcp://HOST:PORT'"),
-        ({"attach": "tcp://host", "keys": "k"}, r"attach='tcp://host': expected tcp://HOST:PORT, such as"),
-        ({"attach": ADDRESS, "keys": "/nowhere"}, r"/nowhere/client\.secret.*quire keys make"),
-        ({"attach": "name", "model": "m"}, r"model='m': not given with attach"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(cls: type, given: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        cls(**given)
+@refusals("attachments")
+def test_what_does_not_fit_together_is_refused(cls: type, refusal: Refusal) -> None:
+    refusal.check(lambda arguments: cls(**arguments))
 
 
 def test_the_command_line_refuses_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,6 @@ from quire.frontend.formats.known_formats import (
 from quire.frontend.formats.output_format import CallFormat, ThinkingFormat
 from quire.frontend.formats.response_template import read_response_template
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.errors import InputError
 from refusals import Refusal, refusals
 from transcripts import GOLDEN, QWEN, TRANSCRIPTS, encode, list_deltas, make_tokenizer, read_deltas
 
@@ -100,21 +99,9 @@ def test_names_override_what_the_template_shows_each_for_itself() -> None:
     assert choose_output_format(make_own(), "openai", "openai_gptoss") is not None
 
 
-@pytest.mark.parametrize(
-    ("calls", "thinking", "field"),
-    [
-        ("nonsense", None, "tool_call_parser"),
-        (None, "nonsense", "reasoning_parser"),
-        ("openai", "qwen3", "reasoning_parser"),
-        ("hermes", "openai_gptoss", "reasoning_parser"),
-    ],
-)
-def test_names_that_are_unknown_or_do_not_fit_are_refused(
-    calls: str | None, thinking: str | None, field: str
-) -> None:
-    with pytest.raises(InputError) as caught:
-        choose_output_format(make_own(), calls, thinking)
-    assert caught.value.field == field
+@refusals("parsers")
+def test_names_that_are_unknown_or_do_not_fit_are_refused(refusal: Refusal) -> None:
+    refusal.check(lambda names: choose_output_format(make_own(), *names))
 
 
 def test_a_format_is_described_in_a_line() -> None:

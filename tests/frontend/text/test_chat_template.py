@@ -76,26 +76,9 @@ def test_malformed_messages_are_refused_by_field(refusal: Refusal):
     refusal.check(ChatTemplate("x", {}).render)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update(role='x') }}",
-        "{{ cycler.__init__.__globals__.os }}",
-        "{{ namespace.__init__.__globals__ }}",
-        "{% set ns = namespace(__class__=1) %}",
-        "{{ dict.__class__ }}{{ dict.fromkeys([1]) }}",
-        "{% for i in range(999999999) %}{% endfor %}",
-        "{{ raise_exception('roles must alternate') }}",
-        "{{ 1 / 0 }}",
-        "{% include 'x' %}",
-    ],
-)
-def test_what_reaches_out_of_the_sandbox_or_fails_is_a_prompt_error(source: str):
-    with pytest.raises(PromptError) as caught:
-        ChatTemplate(source, {}).render(TALK)
-    assert caught.value.field == "messages"
+@refusals("chat_templates")
+def test_what_reaches_out_of_the_sandbox_or_fails_is_a_prompt_error(refusal: Refusal):
+    refusal.check(lambda source: ChatTemplate(source, {}).render(TALK))
 
 
 def test_a_template_s_own_refusal_is_quoted():
