@@ -94,6 +94,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("ArceeForCausalLM", {"rope_parameters": _YARN, "mlp_bias": True}),
     "cohere": ("CohereForCausalLM", {"logit_scale": 0.7, "hidden_size": 64, **_NO_HEAD_DIM}),
     "cohere2": ("Cohere2ForCausalLM", {"logit_scale": 0.3, "hidden_size": 64, **_WINDOWS, **_NO_HEAD_DIM}),
+    "cwm": ("CwmForCausalLM", {**_WINDOWS, "bos_token_id": 1, "rope_parameters": _LLAMA3}),
     "deepseek_v2": (
         "DeepseekV2ForCausalLM",
         {
@@ -140,6 +141,17 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2LMHeadModel",
         {"hidden_size": 64, "n_inner": 80, "num_key_value_heads": None, **_NO_HEAD_DIM},
     ),
+    "gpt_bigcode": (
+        "GPTBigCodeForCausalLM",
+        {"hidden_size": 64, "n_inner": 80, "num_key_value_heads": None, **_NO_HEAD_DIM},
+    ),
+    "gpt_bigcode-heads": (
+        "GPTBigCodeForCausalLM",
+        {
+            **{"hidden_size": 64, "n_inner": 80, "num_key_value_heads": None, "multi_query": False},
+            **_NO_HEAD_DIM,
+        },
+    ),
     "gpt_neox": ("GPTNeoXForCausalLM", {"hidden_size": 64, "num_key_value_heads": None, **_NO_HEAD_DIM}),
     "gpt_neox-sequential": (
         "GPTNeoXForCausalLM",
@@ -177,6 +189,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanDenseV1ForCausalLM",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}},
     ),
+    "jais2": ("Jais2ForCausalLM", {"hidden_size": 64}),
     "ministral": (
         "MinistralForCausalLM",
         {**_WINDOWS, "layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -218,7 +231,20 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "opt": (
+        "OPTForCausalLM",
+        {"hidden_size": 64, "ffn_dim": 80, "num_key_value_heads": None, **_NO_HEAD_DIM},
+    ),
     "phi": ("PhiForCausalLM", {"hidden_size": 64, **_NO_HEAD_DIM}),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        {
+            "hidden_size": 64,
+            **{"num_local_experts": 8, "attention_bias": True, "lm_head_bias": True, "sliding_window": 13},
+            "router_jitter_noise": 0.3,  # so that others count for an expert's weight
+            **_NO_HEAD_DIM,
+        },
+    ),
     "seed_oss": ("SeedOssForCausalLM", {"attention_out_bias": True}),
     "stablelm": ("StableLmForCausalLM", {"hidden_size": 64, "use_qkv_bias": True, **_NO_HEAD_DIM}),
     "stablelm-parallel": (
@@ -226,6 +252,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 64, "use_parallel_residual": True, **_NO_HEAD_DIM},
     ),
     "starcoder2": ("Starcoder2ForCausalLM", {"hidden_size": 64, "sliding_window": 13, **_NO_HEAD_DIM}),
+    "vaultgemma": ("VaultGemmaForCausalLM", {"sliding_window": 13, "query_pre_attn_scalar": 24}),
     "gpt-oss": (
         "GptOssForCausalLM",
         {

@@ -124,6 +124,7 @@ _ARCHITECTURES = {
     "llama4_text": "llama4",
     "olmo3": "olmo2",
     "phi": "phi2",
+    "gpt_bigcode": "starcoder",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "gemma3_text": "gemma3",
@@ -220,6 +221,9 @@ _BY_TABLE: dict[str, dict[str, str]] = {
     },
     "glm4_moe": {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"},
     "gpt2": {"layer_norm_epsilon": "attention.layer_norm_epsilon"},
+    "gpt_bigcode": {"layer_norm_epsilon": "attention.layer_norm_epsilon"},
+    "jais2": {"layer_norm_eps": "attention.layer_norm_epsilon"},
+    "phimoe": {"sliding_window": "attention.sliding_window"},
     "gpt_neox": {
         "layer_norm_eps": "attention.layer_norm_epsilon",
         "use_parallel_residual": "use_parallel_residual",
@@ -252,8 +256,10 @@ def convert_checkpoint(folder: Path, type_: str = "F32", is_old: bool = False) -
     `is_old`: as it wrote latent attention at first, keys and values of heads in one tensor.
     """
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] == "gpt2":
+    if config["model_type"] in ("gpt2", "gpt_bigcode"):
         config |= {name: config[theirs] for name, theirs in _GPT2.items()}
+    if config.get("multi_query"):
+        config["num_key_value_heads"] = 1
     weights = {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
     writer = GgufWriter(_make_metadata(config))
     experts: dict[str, dict[int, torch.Tensor]] = {}
@@ -557,6 +563,7 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if kind == "phi3":
         keys["attention.sliding_window"] = config["sliding_window"] or 0
+    if kind in ("phi3", "phimoe") and "original_max_position_embeddings" in config:
         original = keys["rope.scaling.original_context_length"] = config["original_max_position_embeddings"]
         if "long_factor" in rope:
             factor = config["max_position_embeddings"] / original

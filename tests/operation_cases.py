@@ -755,6 +755,7 @@ TABLE: list[Line] = [
               ((70, 64, 8), 1, 1, {}), ((70, 64, 6), 8, 3, {}), ((5, 24, 3), 4, 2, {"sums_two": False}),
               ((5, 24, 12), 4, 2, {"normalizes": False}),
           ]),
+        (70, 16, 2, {"mixer_threshold": 0.7}), (3, 8, 3, {"mixer_threshold": 0.02}),
     ], 2),
     (experts, NATIVE, BOTH, [()], 1),
     (grouped_experts, TRITON, BOTH, [("silu", False, False)], 1),

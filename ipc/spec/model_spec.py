@@ -306,6 +306,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     num_groups: int = 1
     num_groups_per_tok: int = 1
     group_score: Literal["max", "two"] = "two"
+    # SparseMixer in the place of scores and groups: how near the largest logit others count for its weight.
+    mixer_threshold: float | None = None
     routed_scaling_factor: float = 1.0
     expert_scales: str | None = None  # of a number for each expert, which multiplies its score at last
     branch_norms: BranchNormsSpec | None = None  # with `shared`; the layer has no ffn_norm then

@@ -8,7 +8,9 @@
 #include "linear/tile.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -17,6 +19,7 @@ using namespace quire;
 
 constexpr int64_t kMinParallelSize = 1 << 15;
 constexpr double kMinParallelWork = 400e3;  // multiply-adds, as linear_packed.h
+constexpr int kMaxMixed = 8;  // experts a token of SparseMixer; published models have 2
 constexpr int kExpertsPerThread = 2;  // from which on threads take whole experts instead of sharing each product
 
 // The K largest of E numbers as rising indexes, of equal ones the first. A NaN is never larger, so that there are
@@ -52,8 +55,37 @@ void leave_groups(const QuireRouter& router, float* numbers, std::vector<float>&
             numbers[e] = -std::numeric_limits<float>::infinity();
 }
 
+// SparseMixer: each pass takes the largest logit left, and weighs it by a softmax over those near it.
+template <typename T>
+void mix_row(const QuireRouter& router, const T* logits, int32_t* choices, float* weights) {
+    std::pair<int32_t, float> taken[kMaxMixed];
+    for (int k = 0; k < router.per_token; ++k) {
+        const auto is_left = [&](int e) {
+            return std::none_of(taken, taken + k, [e](const auto& each) { return each.first == e; });
+        };
+        int best = -1;
+        for (int e = 0; e < router.num_experts; ++e) {
+            if (!is_left(e)) continue;
+            const float logit = widen(logits[e]);
+            if (best < 0 || logit > widen(logits[best]) || (widen(logits[best]) != widen(logits[best]) && logit == logit))
+                best = e;
+        }
+        const float most = widen(logits[best]);
+        float total = 0.0f;
+        for (int e = 0; e < router.num_experts; ++e) {
+            const float logit = widen(logits[e]);
+            const bool is_far = (most - logit) / std::max(std::abs(logit), most) > router.mixer_threshold;
+            if (is_left(e) && !is_far) total += std::exp(logit - most);
+        }
+        taken[k] = {best, 1.0f / total};
+    }
+    std::sort(taken, taken + router.per_token);
+    for (int k = 0; k < router.per_token; ++k) choices[k] = taken[k].first, weights[k] = taken[k].second;
+}
+
 template <typename T>
 void route_row(const QuireRouter& router, const T* logits, int32_t* choices, float* weights) {
+    if (router.mixer_threshold > 0.0f) return mix_row(router, logits, choices, weights);
     thread_local std::vector<float> scores, numbers, groups;
     thread_local std::vector<int32_t> kept;
     const int count = router.num_experts;

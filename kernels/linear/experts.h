@@ -13,7 +13,7 @@ struct QuireRouter {
     const float *correction, *expert_scales;  // [E], or null
     int32_t num_experts, per_token, is_sigmoid, normalizes;
     int32_t num_groups, num_groups_per_token, sums_two, padding;
-    float scale;
+    float scale, mixer_threshold;  // the latter 0: no SparseMixer
 };
 
 // From router logits [T, E] to each token's experts [T, K], rising, and their weights [T, K].

@@ -40,10 +40,15 @@ class Router:
     sums_two: bool = True
     scale: float = 1.0  # multiplies the weights at last
     expert_scales: Tensor | None = None  # float32 [E]: after that, each the weight of its expert
+    # Above 0 SparseMixer (arXiv 2409.12136) in the place of all this: per_token passes, of which each takes
+    # the largest logit m left. Its weight is that of a softmax over the logits s left that are near it:
+    # (m - s) / max(|s|, m) is at most this.
+    mixer_threshold: float = 0.0
 
     def to_table(self) -> RouterTable:
         """As the operation takes it; the tensors stay this object's."""
         names = "num_experts per_token is_sigmoid normalizes num_groups num_groups_per_token sums_two scale"
+        names += " mixer_threshold"
         table = RouterTable(**{name: getattr(self, name) for name in names.split()})
         for name in ("correction", "expert_scales"):
             if (numbers := getattr(self, name)) is not None:
@@ -54,6 +59,8 @@ class Router:
 def route_reference(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """(experts int64 [T, K] in rising order, their weights float32 [T, K]) for logits [T, E]."""
     logits = logits.float()
+    if router.mixer_threshold:
+        return _mix(logits, router)
     scores = logits.sigmoid() if router.is_sigmoid else logits.softmax(-1)
     ranks = logits if router.correction is None else scores + router.correction
     if router.num_groups > 1:
@@ -68,6 +75,19 @@ def route_reference(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     weights = weights * router.scale
     return choices, weights if router.expert_scales is None else weights * router.expert_scales[choices]
+
+
+def _mix(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    choices, weights, left = list[Tensor](), list[Tensor](), logits
+    for _ in range(router.per_token):
+        best = _choose(left, 1)
+        most = left.gather(-1, best)
+        is_far = (most - logits) / logits.abs().maximum(most) > router.mixer_threshold
+        weights.append(left.masked_fill(is_far, -math.inf).softmax(-1).gather(-1, best))
+        choices.append(best)
+        left = left.scatter(-1, best, -math.inf)
+    rising = torch.cat(choices, -1).sort(dim=-1)
+    return rising.values, torch.cat(weights, -1).gather(-1, rising.indices)
 
 
 def _choose(numbers: Tensor, count: int) -> Tensor:

@@ -80,7 +80,7 @@ class RouterTable(_Table):
     _fields_ = _fields(
         "correction expert_scales",
         "num_experts per_token is_sigmoid normalizes num_groups num_groups_per_token sums_two padding",
-        "scale",
+        "scale mixer_threshold",
     )
 
 

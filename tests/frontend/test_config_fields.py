@@ -37,7 +37,9 @@ def base_of(architecture: str) -> dict[str, Any]:
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
         ropes = {"rope_parameters": rope} if architecture.startswith("Mistral4") else {}
         return {**BASE, **experts, **latent, **ropes}
-    if architecture == "GPT2LMHeadModel":
+    if architecture == "OPTForCausalLM":
+        return {**{key: value for key, value in BASE.items() if "key_value" not in key}, "ffn_dim": 128}
+    if architecture in ("GPT2LMHeadModel", "GPTBigCodeForCausalLM"):
         names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
         return {names.get(key, key): value for key, value in BASE.items() if key != "num_key_value_heads"}
     return BASE
@@ -46,7 +48,8 @@ def base_of(architecture: str) -> dict[str, Any]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_keys_of_tools_and_training_change_nothing(architecture: str) -> None:
     config = {"architectures": [architecture], **base_of(architecture)}
-    assert read_model_spec({**config, **TOOLS}) == read_model_spec(config)
+    tools = {**TOOLS, "router_jitter_noise": None}  # which Phi-3.5-MoE's router knows
+    assert read_model_spec({**config, **tools}) == read_model_spec(config)
     neutral = dict.fromkeys(KEYS["of arithmetic"]) | {"logits_scaling": 1.0, "residual_multiplier": 1}
     del neutral["final_logit_softcapping"]  # which Gemma 2 knows
     assert read_model_spec({**config, **neutral}) == read_model_spec(config)
@@ -59,7 +62,10 @@ def test_what_transformers_writes_for_a_family_is_read(architecture: str) -> Non
     config_class = getattr(transformers, architecture).config_class
     config = config_class(head_dim=16, **base_of(architecture), architectures=[architecture])
     spec = read_model_spec(config.to_dict())
-    assert spec == read_model_spec({**config.to_dict(), **TOOLS})
+    written = config.to_dict()
+    assert spec == read_model_spec(
+        {**written, **TOOLS, **{key: written[key] for key in TOOLS if key in written}}
+    )
     assert spec.architecture == architecture
 
 

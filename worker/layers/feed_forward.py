@@ -174,6 +174,7 @@ class Experts:
             sums_two=spec.group_score == "two",
             scale=spec.routed_scaling_factor,
             expert_scales=expert_scales,
+            mixer_threshold=spec.mixer_threshold or 0.0,
         )
         gate_up, down = ([getattr(each, name) for each in experts] for name in ("gate_up_proj", "down_proj"))
         self._tables = make_tables(gate_up), make_tables(down)

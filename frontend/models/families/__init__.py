@@ -31,6 +31,7 @@ from . import (
     glm,
     glm4_moe,
     gpt2,
+    gpt_bigcode,
     gpt_neox,
     gpt_oss,
     granite,
@@ -50,8 +51,10 @@ from . import (
     olmo2,
     olmo3,
     olmoe,
+    opt,
     phi,
     phi3,
+    phimoe,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -73,6 +76,7 @@ _DECODERS: dict[str, tuple[str, Reader]] = {
     "ArceeForCausalLM": ("arcee", arcee.read_spec),
     "Cohere2ForCausalLM": ("cohere2", cohere.read_spec_2),
     "CohereForCausalLM": ("cohere", cohere.read_spec),
+    "CwmForCausalLM": ("cwm", llama.read_cwm_spec),
     "DeepseekV2ForCausalLM": ("deepseek_v2", deepseek.read_v2_spec),
     "DeepseekV32ForCausalLM": ("deepseek_v32", deepseek.read_v32_spec),
     "DeepseekV3ForCausalLM": ("deepseek_v3", deepseek.read_v3_spec),
@@ -91,6 +95,7 @@ _DECODERS: dict[str, tuple[str, Reader]] = {
     "GlmForCausalLM": ("glm", glm.read_spec),
     "GlmMoeDsaForCausalLM": ("glm_moe_dsa", deepseek.read_glm_dsa_spec),
     "GPT2LMHeadModel": ("gpt2", gpt2.read_spec),
+    "GPTBigCodeForCausalLM": ("gpt_bigcode", gpt_bigcode.read_spec),
     "GPTNeoXForCausalLM": ("gpt_neox", gpt_neox.read_spec),
     "GptOssForCausalLM": ("gpt_oss", gpt_oss.read_spec),
     "GraniteForCausalLM": ("granite", granite.read_spec),
@@ -99,6 +104,7 @@ _DECODERS: dict[str, tuple[str, Reader]] = {
     "HeliumForCausalLM": ("helium", helium.read_spec),
     "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", hunyuan_v1_dense.read_spec),
     "HunYuanMoEV1ForCausalLM": ("hunyuan_v1_moe", hunyuan_v1_dense.read_moe_spec),
+    "Jais2ForCausalLM": ("jais2", nemotron.read_jais2_spec),
     "Llama4ForCausalLM": ("llama4_text", llama4.read_spec),
     "LlamaForCausalLM": ("llama", llama.read_spec),
     "Ministral3ForCausalLM": ("ministral3", ministral3.read_spec),
@@ -113,8 +119,10 @@ _DECODERS: dict[str, tuple[str, Reader]] = {
     "Olmo3ForCausalLM": ("olmo3", olmo3.read_spec),
     "OlmoeForCausalLM": ("olmoe", olmoe.read_spec),
     "OlmoForCausalLM": ("olmo", olmo.read_spec),
+    "OPTForCausalLM": ("opt", opt.read_spec),
     "Phi3ForCausalLM": ("phi3", phi3.read_spec),
     "PhiForCausalLM": ("phi", phi.read_spec),
+    "PhimoeForCausalLM": ("phimoe", phimoe.read_spec),
     "Qwen2ForCausalLM": ("qwen2", qwen2.read_spec),
     "Qwen2MoeForCausalLM": ("qwen2_moe", qwen2_moe.read_spec),
     "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
@@ -124,9 +132,11 @@ _DECODERS: dict[str, tuple[str, Reader]] = {
     "SolarOpenForCausalLM": ("solar_open", solar_open.read_spec),
     "StableLmForCausalLM": ("stablelm", stablelm.read_spec),
     "Starcoder2ForCausalLM": ("starcoder2", starcoder2.read_spec),
+    "VaultGemmaForCausalLM": ("vaultgemma", gemma2.read_vault_spec),
 }
 ARCHITECTURES = tuple(_DECODERS)
-_OLD_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # of the first conversions
+# Of the first conversions, and of the maker's own code.
+_OLD_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 # A decoder may be saved without its language head, and with another one in its place.
 _HEADS: dict[str, Callable[[Reader], Reader]] = {
     "Model": without_head,

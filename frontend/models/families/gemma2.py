@@ -18,12 +18,25 @@ from .parts import read_attention, read_dense, read_layer_types, read_num_layers
 
 def read_spec(fields: ConfigFields) -> ModelSpec:
     """The model of config.json."""
+    return read_four_norms(
+        fields, "Gemma2ForCausalLM", _read_windows(fields), max_positions=8192, soft_cap=30.0
+    )
+
+
+def read_vault_spec(fields: ConfigFields) -> ModelSpec:
+    """The model of config.json of the class VaultGemma, whose parts have no norm after them."""
+    each = _read_windows(fields)
+    spec = read_four_norms(fields, "VaultGemmaForCausalLM", each, max_positions=8192, soft_cap=30.0)
+    layers = [replace(layer, attention_out_norm=None, ffn_out_norm=None) for layer in spec.layers]
+    return replace(spec, layers=tuple(layers))
+
+
+def _read_windows(fields: ConfigFields) -> list[AttentionSpec]:
     fields.ignore("hidden_act")  # older exports have it beside hidden_activation, which counts
     num_layers, window = read_num_layers(fields), read_window(fields, 4096)
     is_sliding = read_layer_types(fields, [layer % 2 == 0 for layer in range(num_layers)])
     attention = read_scaled_attention(fields, soft_cap=50.0)
-    each = [replace(attention, window=window if slides else None) for slides in is_sliding]
-    return read_four_norms(fields, "Gemma2ForCausalLM", each, max_positions=8192, soft_cap=30.0)
+    return [replace(attention, window=window if slides else None) for slides in is_sliding]
 
 
 def read_scaled_attention(fields: ConfigFields, soft_cap: float | None) -> AttentionSpec:

@@ -9,7 +9,7 @@ from .config_fields import ConfigFields
 from .parts import read_activation, read_attention, read_model, read_num_layers, read_window
 
 MAX_EXPERTS = 200_000  # of all layers: each is written out; the largest published models have 25,000
-_EXPERT = "block_sparse_moe.experts.{}."
+EXPERT = "block_sparse_moe.experts.{}."
 
 
 def read_spec(fields: ConfigFields) -> ModelSpec:
@@ -22,9 +22,9 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         intermediate_size=fields.integer("intermediate_size"),
         activation=read_activation(fields),
         router="block_sparse_moe.gate",
-        gate=_EXPERT + "w1",
-        up=_EXPERT + "w3",
-        down=_EXPERT + "w2",
+        gate=EXPERT + "w1",
+        up=EXPERT + "w3",
+        down=EXPERT + "w2",
     )
     layers = [LayerSpec(attention=attention, ffn=experts)] * read_num_layers(fields)
     return read_model(

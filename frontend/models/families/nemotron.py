@@ -28,3 +28,20 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         norm_bias=True,
         norm_weight_offset=1.0,
     )
+
+
+def read_jais2_spec(fields: ConfigFields) -> ModelSpec:
+    """The model of config.json of the class Jais2: plain norms, heads are rotated whole."""
+    fields.rename(rms_norm_eps="layer_norm_eps")
+    bias = fields.boolean("attention_bias", True)
+    ffn = replace(read_plain(fields, activation="relu2"), bias=fields.boolean("mlp_bias", True))
+    layer = LayerSpec(attention=replace(read_attention(fields), qkv_bias=bias, o_bias=bias), ffn=ffn)
+    return read_model(
+        fields,
+        "Jais2ForCausalLM",
+        [layer] * read_num_layers(fields),
+        max_positions=8192,
+        norm_eps=1e-5,
+        norm_kind="layer",
+        norm_bias=True,
+    )

@@ -176,6 +176,24 @@ def _read_phi3(keys: Keys) -> Config:
     }
 
 
+def _read_phimoe(keys: Keys) -> Config:
+    config, scaling = _read_phi3(keys), read_scaling(keys.header, keys, keys.integer("rope.dimension_count"))
+    if scaling is not None:
+        scaling |= dict.fromkeys(("short_mscale", "long_mscale"), scaling.pop("attention_factor", 1.0))
+    return {
+        **config,
+        **_read_qkv_bias(keys),
+        "rope_scaling": scaling,
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "lm_head_bias": "output.bias" in keys.header.tensors,
+    }
+
+
+def _read_starcoder(keys: Keys) -> Config:
+    return {**_read_gpt2(keys), "multi_query": keys.integer("attention.head_count_kv") == 1}
+
+
 def _read_gemma2(keys: Keys) -> Config:
     return {
         "query_pre_attn_scalar": _read_query_scalar(keys, num_layers_of_27b=46),
@@ -340,6 +358,11 @@ def _read_nemotron(keys: Keys) -> Config:
     }
 
 
+def _read_jais2(keys: Keys) -> Config:
+    tensors = keys.header.tensors
+    return {**_read_layer_norms(keys), **_read_qkv_bias(keys), "mlp_bias": "blk.0.ffn_up.bias" in tensors}
+
+
 def _read_stablelm(keys: Keys) -> Config:
     """As llama.cpp it looks for tensors: the converter writes a use_parallel_residual of its own."""
     keys.family_value("use_parallel_residual")
@@ -455,6 +478,7 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Keys], Config]]] = {
     "granitemoe": ("GraniteMoeForCausalLM", "granitemoe", _read_granite_moe),
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _read_nothing),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", _read_hunyuan_moe),
+    "jais2": ("Jais2ForCausalLM", "jais2", _read_jais2),
     "llama": ("LlamaForCausalLM", "llama", _read_llama),
     "llama4": ("Llama4ForCausalLM", "llama4_text", _read_llama4),
     "minicpm3": ("MiniCPM3ForCausalLM", "minicpm3", _read_minicpm3),
@@ -467,6 +491,7 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Keys], Config]]] = {
     "olmoe": ("OlmoeForCausalLM", "olmoe", _read_olmoe),
     "phi2": ("PhiForCausalLM", "phi", _read_layer_norms),
     "phi3": ("Phi3ForCausalLM", "phi3", _read_phi3),
+    "phimoe": ("PhimoeForCausalLM", "phimoe", _read_phimoe),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", _read_nothing),
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", _read_qwen2_moe),
     "qwen2vl": ("Qwen2ForCausalLM", "qwen2", _read_text_of_qwen_vl),
@@ -477,6 +502,7 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Keys], Config]]] = {
     "seed_oss": ("SeedOssForCausalLM", "seed_oss", _read_qkv_bias),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _read_nothing),
     "stablelm": ("StableLmForCausalLM", "stablelm", _read_stablelm),
+    "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode", _read_starcoder),
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", _read_starcoder2),
 }
 # By config.json's architecture, the names in GGUF files; llama.cpp has Mistral and Mixtral as Llama.

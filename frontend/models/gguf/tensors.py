@@ -27,16 +27,18 @@ _WHOLE = {
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 # Of model types that call them otherwise, and how their layers' names begin where not with model.layers.
+_GPT2_WHOLE = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+}
 _OTHER_WHOLE = {
-    "gpt2": {
-        "token_embd": "transformer.wte",
-        "position_embd": "transformer.wpe",
-        "output_norm": "transformer.ln_f",
-    },
+    "gpt2": _GPT2_WHOLE,
+    "gpt_bigcode": _GPT2_WHOLE,
     "gpt_neox": {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm"},
     "phi": {"output_norm": "model.final_layernorm"},
 }
-_LAYER_PREFIXES = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}
+_LAYER_PREFIXES = {"gpt2": "transformer.h", "gpt_bigcode": "transformer.h", "gpt_neox": "gpt_neox.layers"}
 _ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -97,6 +99,14 @@ _LATENT = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj.{}",  # stacked over heads, as `attn_v_b`
     "attn_v_b": "self_attn.v_b_proj.{}",
+}
+_GPT2 = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
 }
 _FEED_FORWARD = "feed_forward."
 # After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
@@ -192,14 +202,8 @@ _LAYERS: dict[str, dict[str, str]] = {
     },
     "ernie4_5_moe": {**_ROUTED, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
     "glm4_moe": {**_ROUTED, "post_attention_norm": "post_attention_layernorm"},
-    "gpt2": {
-        "attn_norm": "ln_1",
-        "attn_qkv": "attn.c_attn",
-        "attn_output": "attn.c_proj",
-        "ffn_norm": "ln_2",
-        "ffn_up": "mlp.c_fc",
-        "ffn_down": "mlp.c_proj",
-    },
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
     "gpt_neox": {
         "attn_norm": "input_layernorm",
         "attn_qkv": "attention.query_key_value",
@@ -231,6 +235,8 @@ _LAYERS: dict[str, dict[str, str]] = {
     "nemotron": _PRE_NORM,
     "olmo": _PRE_NORM,
     "olmo3": _OUT_NORMS,
+    "jais2": _PRE_NORM,
+    "phimoe": {**_ATTENTION, **_BLOCK_SPARSE},
     "phi": {**_ATTENTION, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
     "stablelm": _PRE_NORM,
 }
