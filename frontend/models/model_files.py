@@ -31,11 +31,13 @@ _T = TypeVar("_T")
 def open_regular(file: Path) -> BinaryIO:
     """Open for reading, without waiting for a FIFO's writer.
 
-    Raises FileNotFoundError; ModelError for what cannot be opened or is no regular file.
+    Raises FileNotFoundError; ModelError for what cannot be opened, is no regular file or a link to none.
     """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
+        if file.is_symlink():  # as one that lost what it leads to, of a cache; not a file that may be missing
+            raise ModelError(file.name, str(file), "a link to a file that is there") from None
         raise
     except OSError as error:
         raise ModelError(file.name, str(file), f"a file that can be read ({error.strerror})") from error
@@ -119,9 +121,7 @@ def download(
     if is_address(model):
         from .remote_files import fetch_folder
 
-        if revision is not None:
-            name = "revision" if field_name == "model" else "tokenizer_revision"
-            raise ModelError(name, revision, f"None: files at an address have none ({model})")
+        check_no_revision(revision, field_name, model)
         return fetch_folder(model, field_name, patterns, _IGNORED_FILES, cache)
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
@@ -143,6 +143,13 @@ def download(
         reason = f"the hub answered: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         raise ModelError(field_name, model, f"{allowed} ({reason})") from error
     return Path(folder)
+
+
+def check_no_revision(revision: str | None, field_name: str, model: str) -> None:
+    """Raise ModelError for a revision beside anything but the hub's models: what is read would be another."""
+    if revision is not None:
+        name = "revision" if field_name == "model" else "tokenizer_revision"
+        raise ModelError(name, revision, f"None: only the hub's models have revisions, not {model}")
 
 
 def make_download_dir(download_dir: str) -> Path:

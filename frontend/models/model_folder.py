@@ -25,6 +25,7 @@ from .model_files import (
     MAX_INDEX_BYTES,
     POCKET,
     POCKET_ENCODER,
+    check_no_revision,
     download,
     is_address,
     open_regular,
@@ -118,6 +119,7 @@ def find_model_folder(
         return open_gguf(files).folder
     model = strip_file_scheme(model)
     if model in (POCKET, POCKET_ENCODER):
+        check_no_revision(revision, field_name, model)
         folder = pocket_folder() if model == POCKET else pocket_encoder_folder()
         if not folder.is_dir():
             raise ModelError(field_name, model, f"the packaged model is missing from {folder}")
@@ -205,7 +207,7 @@ def _read_old_quantization(path: Path) -> dict[str, Any]:
 def _find_weight_files(path: Path) -> list[Path]:
     """The safetensors files to load: what an index names, or model.safetensors, or all there are."""
     index = path / "model.safetensors.index.json"
-    if index.is_file():
+    if os.path.lexists(index):  # whatever it is: no other file stands in for it
         return _read_index(index)
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from ....ipc.errors import ModelError
-from ..model_files import download, is_address, strip_file_scheme
+from ..model_files import check_no_revision, download, is_address, strip_file_scheme
 
 SUFFIX = ".gguf"
 MAX_SPLITS = 1024
@@ -40,8 +40,10 @@ def find_gguf_files(
     except (OSError, RuntimeError):  # find_model_folder says what is wrong with it
         return ()
     if is_file:
+        check_no_revision(revision, field_name, model)
         return _complete(path.absolute(), field_name) if path.suffix.lower() == SUFFIX else ()
     if is_folder:
+        check_no_revision(revision, field_name, model)
         has_others = any(path.glob("*.safetensors"))  # GGUF files may lie beside a config.json, too
         return () if has_others else _choose(path.absolute(), None, model, field_name)
     match = _TAGGED.fullmatch(model)
@@ -49,7 +51,9 @@ def find_gguf_files(
         return ()
     name, tag = match["name"], match["tag"]
     folder = Path(name).expanduser()
-    if not folder.is_dir():
+    if folder.is_dir():
+        check_no_revision(revision, field_name, model)
+    else:
         if not is_address(name) and not _HUB_NAME.fullmatch(name):
             return ()
         patterns = [f"*{each}*{SUFFIX}" for each in dict.fromkeys((tag, tag.upper(), tag.lower()))]

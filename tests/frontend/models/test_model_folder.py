@@ -222,6 +222,18 @@ def test_a_hub_that_has_no_such_model_says_so(kind: str, monkeypatch: Any):
         find_model_folder("some-org/some-model")
 
 
+@pytest.mark.parametrize("place", ["pocket", "folder", "folder/file.gguf", "folder/gguf", "folder:Q8_0"])
+def test_what_is_on_this_machine_has_no_revision(tmp_path: Path, place: str):
+    for file in ("file.gguf", "gguf/model-Q8_0.gguf", "config.json"):
+        (tmp_path / "folder" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / file).touch()
+    model = place if place == "pocket" else str(tmp_path / place)
+    with pytest.raises(ModelError, match=r"^revision='v2': expected None: only the hub's models have"):
+        find_model_folder(model, revision="v2")
+    with pytest.raises(ModelError, match=r"^tokenizer_revision='v2': expected None"):
+        find_model_folder(model, "v2", "tokenizer")
+
+
 def test_a_hub_name_downloads_no_second_copy_and_no_pickles(monkeypatch: Any, tmp_path: Path):
     import fnmatch
 
@@ -288,6 +300,7 @@ PUTS: list[Callable[[Path], object]] = [
     Path.mkdir,
     put_socket,
     lambda file: file.symlink_to(file.name),
+    lambda file: file.symlink_to("gone"),
 ]
 
 
@@ -298,7 +311,9 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("name", ["generation_config.json", "one.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "one.safetensors", "model.safetensors.index.json"]
+)
 @pytest.mark.parametrize("put", PUTS)
 def test_what_is_no_regular_file_is_refused_by_name(
     put: Callable[[Path], object], name: str, short_path: Path
@@ -306,7 +321,7 @@ def test_what_is_no_regular_file_is_refused_by_name(
     (short_path / "config.json").write_text("{}")
     put(short_path / name)
     with pytest.raises(ModelError, match=re.escape(name)):
-        inspect_model_folder(short_path, load_weights=name.endswith("safetensors"))
+        inspect_model_folder(short_path, load_weights="safetensors" in name)
 
 
 def test_a_link_to_weights_that_are_gone_is_refused_by_name(tmp_path: Path):

@@ -125,6 +125,7 @@ def test_a_tokenizer_has_a_revision_of_its_own(tmp_path: Path, monkeypatch: pyte
     where = {"revision": "v1", "download_dir": str(tmp_path)}
     for others in ({}, {"tokenizer_revision": "v2"}, {"tokenizer": "a/b"}):
         EngineArgs(model="x/y", **where, **others).create_engine_config()
+    where.pop("revision")
     EngineArgs(model="pocket", tokenizer="a/b", tokenizer_revision="v2", **where).create_engine_config()
     wanted = [("x/y", "v1"), ("x/y", "v1"), ("x/y", "v2"), ("x/y", "v1"), ("a/b", None), ("a/b", "v2")]
     assert calls == [(*call, tmp_path) for call in wanted]

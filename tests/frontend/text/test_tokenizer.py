@@ -151,6 +151,10 @@ def test_a_fifo_in_a_files_place_is_refused_by_name(name: str, byte_level_folder
     os.mkfifo(tmp_path / name)
     with pytest.raises(ModelError, match=rf"{name}.*a regular file"):
         load_tokenizer(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("gone")
+    with pytest.raises(ModelError, match=rf"{name}.*a link to a file that is there"):
+        load_tokenizer(tmp_path)
 
 
 def test_the_jinja_file_wins_over_the_config(byte_level_folder: Path, tmp_path: Path):
