@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +23,11 @@ from ...ipc.errors import EngineStartError, ModelError, describe_install
 from ...ipc.files.private_cache import CacheUnusableError, PrivateCache
 from ...ipc.processes.process import module_command
 from ...ipc.spec.model_spec import ModelSpec
-from .families import describe_families, refuse_architecture
+from .families import describe_families, find_family, refuse_architecture
 
 _PLANNER = "quire.worker.models.generic.plan"
 _MIN_VERSION = 5
+_OTHERS = "transformers by itself or vLLM may run it, docs/features.md lists what Quire runs"
 _TIMEOUT_S = 300.0
 _CACHE, _NUM_KEPT = "generic", 256  # answers of 1 to 30 kB
 _ROOT = Path(__file__).parents[2]
@@ -38,13 +40,16 @@ _SOURCES = (
 
 class _Refusal(msgspec.Struct, array_like=True):
     field: str
-    value: str | int | float | list[Any] | None
+    value: bool | str | int | float | list[Any] | None
     allowed: str
 
 
 def read_generic_spec(config: Mapping[str, Any]) -> ModelSpec:
     """The model of config.json as transformers computes it. ModelError: what is not covered, or missing."""
-    version, question = _check_installed(config), msgspec.json.encode(config)
+    version, question = (
+        _check_installed(config),
+        json.dumps(config).encode(),
+    )  # Infinity, which msgspec has not
     texts = [version.encode(), *((_ROOT / name).read_bytes() for name in _SOURCES), question]
     name = hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()
     answer = _recall(name)
@@ -53,11 +58,11 @@ def read_generic_spec(config: Mapping[str, Any]) -> ModelSpec:
         _keep(name, answer)
     spec, refusal = decode_json(answer, tuple[ModelSpec | None, _Refusal | None])
     if refusal is not None:
-        raise ModelError(
-            refusal.field,
-            refusal.value,
-            f"{refusal.allowed} (by transformers' code; {describe_families(config)})",
+        others = "" if find_family(config) else f"; {_OTHERS}"
+        text = (
+            f"{refusal.allowed} (transformers' code cannot do it here; {describe_families(config)}{others})"
         )
+        raise ModelError(refusal.field, refusal.value, text)
     assert spec is not None
     return spec
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 from generic_checkpoints import make_generic_checkpoint, make_tiny_config
 from paged import PagedRun
+from quire.frontend.models import generic
 from quire.ipc.errors import ModelError
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.generic.load import load_generic
-from quire.worker.models.generic.plan import plan
+from quire.worker.models.generic.plan import answer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 LENGTHS = {"long": 45, "short": 21}
@@ -114,8 +115,18 @@ def test_logits_equal_transformers(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", list_usual(REFUSED))
-def test_what_cannot_be_served_is_refused_by_name(model_type: str) -> None:
-    values = make_tiny_config(model_type).to_dict() | {"model_type": model_type}
+def test_what_cannot_be_served_is_refused_with_a_reason_and_what_to_do(
+    model_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(generic, "_ask", lambda _, question: answer(question))
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    name = classes if isinstance(classes, str) else classes[0]
+    values = make_tiny_config(model_type).to_dict()
     with pytest.raises(ModelError) as caught:
-        plan(values)
-    assert REFUSED[model_type] in str(caught.value)
+        generic.read_generic_spec(values | {"model_type": model_type, "architectures": [name]})
+    text = str(caught.value)
+    assert REFUSED[model_type] in text
+    assert name in text
+    assert "transformers' code cannot do it here; " in text
+    assert ("model_impl='quire' reads" in text) != ("docs/features.md lists" in text)

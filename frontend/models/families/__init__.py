@@ -196,11 +196,16 @@ def describe_families(config: Mapping[str, Any]) -> str:
     if (family := find_family(config)) is not None:
         return f"model_impl='quire' reads {family}"
     names: Any = config.get("architectures") or [config.get("model_type")]
-    words = [str(each).removesuffix("ForCausalLM") for each in cast(list[Any], names)[:1]]
-    known = {name.removesuffix("ForCausalLM"): name for name in ARCHITECTURES}
-    near = difflib.get_close_matches(words[0], known, 1, 0.5) if words else []
+    known = {_cut_head(name): name for name in ARCHITECTURES}
+    word = _cut_head(str(cast(list[Any], names)[0])) if isinstance(names, list) else ""
+    near = difflib.get_close_matches(word, [each for each in known if each[:3] == word[:3]], 1, 0.5)
     nearest = f"; the nearest is {known[near[0]]}" if near else ""
     return f"no family of Quire's own reads {shorten(names)}{nearest}"
+
+
+def _cut_head(architecture: str) -> str:
+    """The name before what says its head: Llama of LlamaForCausalLM, GPT2 of GPT2LMHeadModel."""
+    return architecture.partition("For")[0].removesuffix("LMHeadModel")
 
 
 def refuse_architecture(config: Mapping[str, Any], others: str = "") -> ModelError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,24 @@ def test_a_refusal_names_its_field_and_the_nearest_family(monkeypatch: pytest.Mo
     with pytest.raises(ModelError, match="layer_types='conv': expected other layers") as caught:
         read_generic_spec(CONFIG)
     assert "the nearest is Olmo" in str(caught.value)
+
+
+def test_what_to_do_is_a_family_of_ours_or_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, 0, json.dumps([None, ["config.json is_encoder_decoder", True, "a decoder"]]))
+    with pytest.raises(ModelError, match=r"is_encoder_decoder=True: .* vLLM may run it"):
+        read_generic_spec(CONFIG | {"limit": math.inf})
+    with pytest.raises(ModelError, match=r"model_impl='quire' reads LlamaForCausalLM\)"):
+        read_generic_spec({"architectures": ["LlamaForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "nearest"),
+    [("Gemma3nForCausalLM", "Gemma3ForCausalLM"), ("BloomForCausalLM", None), ("XLMWithLMHeadModel", None)],
+)
+def test_the_nearest_family_begins_alike(architecture: str, nearest: str | None) -> None:
+    text = describe_families({"architectures": [architecture]})
+    assert ("nearest" in text) == (nearest is not None)
+    assert nearest is None or text.endswith(nearest)
 
 
 def test_a_planner_that_fails_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def make_empty(cls: type[Any], config: Any, attention: str, experts: str = "eage
             model = cls(config)
     except Exception as error:
         is_unknown = isinstance(error, KeyError) and error.args == (attention,)
-        text = OWN_ATTENTION if is_unknown else f"what transformers can build: {explain(error)}"
+        text = OWN_ATTENTION if is_unknown else f"what transformers can build; it ends with {explain(error)}"
         raise ModelError("config.json architectures", cls.__name__, text) from error
     return model.eval()
 

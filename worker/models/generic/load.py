@@ -7,12 +7,12 @@ no file. What is left of its own parameters at the end is copied, so that no map
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import warnings
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -66,7 +66,7 @@ def load_generic(config: EngineConfig, device: torch.device) -> Model:
 
 def _load(config: EngineConfig, generic: GenericSpec, dtype: torch.dtype) -> Any:
     """transformers' model on the CPU; its parameters are views of the files."""
-    values = msgspec.json.decode(generic.config)
+    values = json.loads(generic.config)
     settings = make_config(values)
     cls = find_class(settings, values)
     empty = make_empty(cls, settings, NAME)

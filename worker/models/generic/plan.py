@@ -10,6 +10,7 @@ Legend: T tokens, H query heads, G kv heads, D head size, N positions.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import resource
 import sys
@@ -90,8 +91,8 @@ def _run(model: Any) -> Tensor:
     except ModelError:
         raise
     except Exception as error:
-        text = f"one that runs without memory, which shows what it computes: {explain(error)}"
-        raise ModelError(_ARCHITECTURES, type(model).__name__, text) from error
+        text = "one whose code runs without weights, which shows what it computes; it ends with"
+        raise ModelError(_ARCHITECTURES, type(model).__name__, f"{text} {explain(error)}") from error
 
 
 def _check_modules(model: Any) -> None:
@@ -102,7 +103,7 @@ def _check_modules(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, (nn.Conv1d, nn.RNNBase)):
             text = "one without convolutions and recurrences over tokens, which have no place in our cache"
-            raise ModelError(_ARCHITECTURES, type(module).__name__, text)
+            raise ModelError(_ARCHITECTURES, type(model).__name__, f"{text} ({type(module).__name__})")
         kind = getattr(module, "rope_type", None)
         kinds: Any = cast(dict[str, str], kind).values() if isinstance(kind, dict) else [kind]
         if "dynamic" in kinds or (isinstance(kind, dict) and "longrope" in kinds):
@@ -135,7 +136,7 @@ def _count(model: Any, values: Mapping[str, Any], head: nn.Module | None) -> Gen
     is_tied = head is not None and head.weight is model.get_input_embeddings().weight
     hidden = model.get_input_embeddings().weight.shape[1]
     return GenericSpec(
-        config=msgspec.json.encode(values).decode(),
+        config=json.dumps(values),
         linears=tuple((num_out, num_in, count) for (num_out, num_in), count in sorted(shapes.items())),
         num_others=num_params - num_linear - (0 if is_tied else num_head),
         num_active_params=num_params - num_unused,
@@ -239,6 +240,9 @@ class _Recorder:
         for window in (keyword, None, *numbers):
             if torch.equal(seen, _see(positions, window)):
                 return window
+        if (seen & ~_see(positions, None)).any():
+            value = getattr(self._config, "is_decoder", None)
+            raise ModelError("config.json is_decoder", value, "a decoder, whose tokens see none after them")
         text = "one of what came before, all of it or a window"
         raise ModelError(f"{where}: attention_mask", "another pattern", text)
 
@@ -248,8 +252,8 @@ class _Recorder:
         number = getattr(self._config, "num_hidden_layers", 0)
         missing = [] if None in calling else [layer for layer in range(number) if layer not in calling]
         if missing or not self.layers:
-            layer = f"layer {next(iter(missing), 0)} of {type(model).__name__}"
-            raise ModelError(_ARCHITECTURES, layer, OWN_ATTENTION)
+            text = f"{OWN_ATTENTION}; layer {next(iter(missing), 0)} does not"
+            raise ModelError(_ARCHITECTURES, type(model).__name__, text)
 
 
 def _skip_experts(module: nn.Module, hidden: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: ARG001
@@ -290,15 +294,20 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def main() -> None:
-    """Answer the question on standard input: (spec, None), or (None, (field, value, allowed))."""
-    limit_memory()
+def answer(question: bytes) -> bytes:
+    """JSON for the JSON of a config.json: (spec, None), or (None, (field, value, allowed))."""
     try:
-        answer = plan(msgspec.json.decode(sys.stdin.buffer.read())), None
+        return msgspec.json.encode((plan(json.loads(question)), None))
     except ModelError as error:
         is_plain = error.value is None or isinstance(error.value, (str, int, float, list))
-        answer = None, (error.field, error.value if is_plain else shorten(error.value), error.allowed)
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        value: Any = error.value if is_plain else shorten(error.value)
+        return msgspec.json.encode((None, (error.field, value, error.allowed)))
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    limit_memory()
+    sys.stdout.buffer.write(answer(sys.stdin.buffer.read()) + b"\n")
     sys.stdout.flush()
 
 
