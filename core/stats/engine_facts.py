@@ -65,6 +65,7 @@ def make_engine_facts(
         num_gpu_blocks=ready.num_gpu_blocks if config.block_size_bytes else 0,
         block_size=config.cache.block_size,
         num_kv_tokens=config.count_kv_tokens(ready.num_gpu_blocks) if config.block_size_bytes else 0,
+        num_state_slots=ready.num_state_slots,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_logprobs=config.model.max_logprobs,
@@ -125,8 +126,11 @@ def format_startup(facts: EngineFacts) -> list[str]:
         f"{facts.kv_dtype} KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, ".lstrip()
         + f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}"
         if num_tokens
-        else "no KV cache: each prompt is computed in one step",
+        else "no KV cache" + ("" if facts.num_state_slots else ": each prompt is computed in one step"),
     ]
+    if slots := facts.num_state_slots:
+        rows = facts.max_num_seqs
+        lines.append(f"{slots:,} state slots: {rows:,} of running requests, {slots - rows:,} of prefixes")
     if facts.tasks != ("generate",):
         lines.append(f"tasks: {', '.join(facts.tasks)}")
     if "generate" in facts.tasks:

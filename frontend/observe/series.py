@@ -21,6 +21,7 @@ _HELP = {
     "num_clients": "Frontends attached to the engine.",
     "kv_cache_usage_perc": "KV blocks in use; 1 is all of them.",
     "kv_blocks": "KV blocks that there are.",
+    "state_slots": "Slots for recurrent states: of running requests, cached for prefix hits, and free.",
     "request_held_bytes": "What the engine core holds for live requests.",
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
@@ -97,6 +98,9 @@ class _EngineCollector(Collector):
         yield self._fill(GaugeMetricFamily, "num_clients", stats.num_clients)
         yield self._fill(GaugeMetricFamily, "kv_cache_usage_perc", used)
         yield self._fill(GaugeMetricFamily, "kv_blocks", stats.kv_blocks_total)
+        slots = {"used": stats.state_slots_used, "cached": stats.state_slots_cached}
+        slots["free"] = stats.state_slots_total - sum(slots.values())
+        yield self._fill_each("state_slots", "state", slots, GaugeMetricFamily)
         yield self._fill(GaugeMetricFamily, "request_held_bytes", stats.held_bytes)
         yield self._fill(CounterMetricFamily, "prefix_cache_queries", stats.prefix_cache_queries_total)
         yield self._fill(CounterMetricFamily, "prefix_cache_hits", stats.prefix_cache_hits_total)
@@ -108,6 +112,7 @@ class _EngineCollector(Collector):
             "no_such_prefix": stats.prefix_misses_unknown_total,
             "evicted": stats.prefix_misses_evicted_total,
             "other_salt": stats.prefix_misses_other_salt_total,
+            "no_state": stats.prefix_misses_no_state_total,
         }
         yield self._fill_each("prefix_cache_misses", "reason", misses)
         yield self._fill_each("request_success", "finished_reason", metrics.finished_total)
@@ -135,9 +140,15 @@ class _EngineCollector(Collector):
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _fill_each(self, name: str, label: str, values: Mapping[str, float]) -> Metric:
-        """Counters, a series for each value of `label`."""
-        family = CounterMetricFamily(self._prefix + name, _HELP[name], labels=[*self._labels, label])
+    def _fill_each(
+        self,
+        name: str,
+        label: str,
+        values: Mapping[str, float],
+        kind: type[GaugeMetricFamily | CounterMetricFamily] = CounterMetricFamily,
+    ) -> Metric:
+        """A series for each value of `label`."""
+        family = kind(self._prefix + name, _HELP[name], labels=[*self._labels, label])
         for part, value in values.items():
             family.add_metric([*self._labels.values(), part], value)
         return family

@@ -30,7 +30,7 @@ from ...ipc.spec.config import (
     SchedulerConfig,
 )
 from ...ipc.spec.kv_groups import assign_kv_groups
-from ...ipc.spec.model_spec import Convert, ModelImpl, Runner
+from ...ipc.spec.model_spec import DTYPE_SIZE_BYTES, Convert, ModelImpl, Runner
 from ...ipc.spec.options import Option, read_options
 from ...ipc.spec.weight_format import CHECKPOINT_METHODS, Quantization
 from ..models.model_files import POCKET
@@ -50,6 +50,7 @@ _Args = TypeVar("_Args")
 _DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
 DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
 
+_MAX_AUTO_STATE_BYTES = 2 << 30
 _UNIT_BYTES = {"": 1, "b": 1} | {
     unit: base**power
     for power, letter in enumerate("kmgt", start=1)
@@ -372,9 +373,18 @@ class EngineArgs(metaclass=DropsOffValues):
         return self._make(
             SchedulerConfig,
             max_num_batched_tokens=budget,
-            max_num_seqs=defaults.max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
+            max_num_seqs=self._find_rows(model, defaults.max_num_seqs),
             run_ahead=1 if self.async_scheduling is False else 2,
         )
+
+    def _find_rows(self, model: ModelConfig, most: int) -> int:
+        """max_num_seqs. By default at most as many as there are slots for recurrent states, or so many that
+        these take 2 GiB.
+        """
+        size = model.spec.state_size * DTYPE_SIZE_BYTES["float32"]
+        if self.max_num_seqs is not None or not size:
+            return most if self.max_num_seqs is None else self.max_num_seqs
+        return max(1, min(most, self.num_state_slots or _MAX_AUTO_STATE_BYTES // size))
 
     def _make(self, part: type[_Part], **resolved: Any) -> _Part:
         """A part of the config: what was resolved, and the other arguments as they were given."""

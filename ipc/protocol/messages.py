@@ -157,6 +157,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str = ""  # 'triton', 'flashinfer', 'native' or 'torch'
     weights: str = ""  # what they are where not of `dtype`: 'int4', 'gptq 4-bit', 'gguf Q4_K and Q6_K'
     kv_dtype: str = ""  # of the KV cache where not of `dtype`: 'int8', 'fp8'
+    num_state_slots: int = 0  # for recurrent states; 0: the model has none
     weight_file: str = ""  # the GGUF file that was loaded, or the first of several; its others are in `model`
 
     @property

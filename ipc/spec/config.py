@@ -165,7 +165,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         ),
     ] = 2048
     max_num_seqs: Annotated[
-        int, option("most sequences in one step; default 256, on such a GPU 1024", 1, 65536, default=None)
+        int,
+        option(
+            "most sequences in one step; default 256, on such a GPU 1024, or as many whose recurrent states "
+            "take 2 GiB",
+            1,
+            65536,
+            default=None,
+        ),
     ] = 256
     enable_chunked_prefill: Annotated[bool, option("split long prompts over steps")] = True
     long_prefill_token_threshold: Annotated[

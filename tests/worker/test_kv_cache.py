@@ -9,9 +9,16 @@ import pytest
 import torch
 from quire.ipc.errors import ConfigError
 from quire.ipc.spec.config import CacheConfig, EngineConfig
+from quire.ipc.spec.recurrent_spec import ShortConvSpec
 from quire.kernels.attention.narrow_cache import view_parts
 from quire.worker import kv_cache
-from quire.worker.kv_cache import allocate_kv_caches, copy_blocks, estimate_activation_bytes, plan_memory
+from quire.worker.kv_cache import (
+    allocate_kv_caches,
+    allocate_states,
+    copy_blocks,
+    estimate_activation_bytes,
+    plan_memory,
+)
 from row_driver import toy_config
 
 CPU = torch.device("cpu")
@@ -234,3 +241,79 @@ def test_an_encoder_keeps_no_kv_and_its_layers_share_the_blocks_of_two() -> None
     assert starts == [starts[0], starts[1]] * 2 + [starts[0]]
     most_tokens = config.scheduler.max_num_batched_tokens
     assert (caches[0][0].shape[0] - config.scheduler.max_num_seqs) * 8 >= most_tokens
+
+
+def _hybrid_config(max_num_seqs: int = 8, **cache: Any) -> EngineConfig:
+    """Blocks of 8 MiB, a request takes 8 of them and a state slot of 16 MiB."""
+    config = _wide_config()
+    layer = msgspec.structs.replace(
+        config.model.spec.layers[0], recurrent=ShortConvSpec(num_channels=1 << 15, kernel_size=2)
+    )
+    spec = msgspec.structs.replace(config.model.spec, layers=(layer,) * 128)
+    scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=max_num_seqs)
+    model = msgspec.structs.replace(config.model, spec=spec)
+    cache_config = CacheConfig(block_size=8, **cache)
+    return msgspec.structs.replace(config, model=model, scheduler=scheduler, cache=cache_config)
+
+
+def test_states_of_rows_come_first_and_of_prefixes_have_a_quarter_of_the_bytes_of_kv(
+    free_bytes: list[int],
+) -> None:
+    config = _hybrid_config()
+    assert (config.block_size_bytes, config.state_bytes) == (8 << 20, 16 << 20)
+    plan = plan_memory(config, CPU, 0)
+    assert plan.num_blocks == 64
+    assert plan.num_state_slots == 8 + 64 * 8 // 4 // 16
+    assert dict(plan.ledger)["states"] == plan.num_state_slots * config.state_bytes
+    assert plan_memory(_hybrid_config(num_state_slots=9), CPU, 0).num_state_slots == 9
+    alone = plan_memory(_hybrid_config(enable_prefix_caching=False), CPU, 0)
+    assert alone.num_state_slots == 8
+    again = config.for_next_worker(plan.num_blocks, plan.num_state_slots)
+    assert plan_memory(again, CPU, 0).num_state_slots == plan.num_state_slots
+    # With little memory there are the rows' and what KV leaves.
+    free_bytes[0] = estimate_activation_bytes(config) + (8 * 16 + 16 * 8 << 20)
+    assert plan_memory(config, CPU, 0).num_state_slots == 8 + 8 * 8 // 4 // 16
+    assert "states" not in dict(plan_memory(_wide_config(), CPU, 0).ledger)
+
+
+def test_a_gpus_share_is_divided_between_kv_and_states(free_bytes: list[int], own_bytes: list[int]) -> None:
+    config = _hybrid_config()
+    plan, left = plan_memory(config, CUDA, 0), int(0.9 * 10 * GIB) - estimate_activation_bytes(config)
+    free_bytes[0], own_bytes[0] = 10 * GIB, 0
+    plan = plan_memory(config, CUDA, 0)
+    left -= kv_cache._CUDA_RESERVE_BYTES
+    taken = plan.num_blocks * config.block_size_bytes + plan.num_state_slots * config.state_bytes
+    assert left - (24 << 20) <= taken <= left
+
+
+@pytest.mark.parametrize(
+    ("cache", "field"), [({}, "max_num_seqs"), ({"num_state_slots": 100}, "num_state_slots")]
+)
+def test_more_states_than_fit_are_refused_with_the_most_that_do(
+    free_bytes: list[int], cache: dict[str, int], field: str
+) -> None:
+    config = _hybrid_config(max_num_seqs=100, **cache)
+    room = 70 * 16 << 20
+    free_bytes[0] = estimate_activation_bytes(config) + (64 << 20) + room
+    text = f"at most 70: each has a state of {16 << 20} bytes, {room} are free for them"
+    with pytest.raises(ConfigError, match=text) as refusal:
+        plan_memory(config, CPU, 0)
+    assert (refusal.value.field, refusal.value.value) == (field, 100)
+
+
+def test_fewer_slots_than_rows_are_refused_and_slots_of_a_model_without_states() -> None:
+    with pytest.raises(ConfigError, match=r"at least max_num_seqs=8, .* max_num_seqs at most 7"):
+        _hybrid_config(num_state_slots=7)
+    with pytest.raises(
+        ConfigError, match="num_state_slots=7: expected None for a model without recurrent layers"
+    ):
+        _config(num_state_slots=7)
+
+
+def test_slots_are_aligned_and_of_a_part_without_states_there_are_none() -> None:
+    states = allocate_states(_hybrid_config(), 3, CPU)
+    assert states is not None
+    assert states.shape == (3, 4 << 20)
+    assert states.dtype == torch.float32
+    assert states.data_ptr() % 64 == 0
+    assert allocate_states(_config(), 0, CPU) is None

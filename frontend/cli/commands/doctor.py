@@ -284,6 +284,8 @@ def describe_layers(config: EngineConfig) -> str:
     own, int8 = (spec.kv_bytes_per_token(config.model.dtype, name) / 1024 for name in (kv_dtype, "int8"))
     shown = f" ({int8:,.1f} with kv_cache_dtype=int8)" if kv_dtype == "auto" else f" in {kv_dtype}"
     kept = f", {own:,.1f} KiB of KV cache a token{shown}" if own else ""
+    if config.state_bytes:
+        kept += f", {config.state_bytes / 1e6:,.2f} MB of states a request"
     if spec.generic is None:
         return f"native: {spec.num_layers} layers of Quire's own{kept}"
     by = f"generic: {spec.num_layers} layers by transformers {metadata.version('transformers')}"

@@ -106,8 +106,11 @@ def _render_load(snapshot: EngineSnapshot) -> Text:
 
 def _render_blocks(snapshot: EngineSnapshot, width: int) -> Text:
     """The block map in one line: each column is a run of blocks, as full as it is high."""
-    used, total = snapshot.stats.kv_blocks_used, snapshot.stats.kv_blocks_total
+    stats = snapshot.stats
+    used, total = stats.kv_blocks_used, stats.kv_blocks_total
     label, end = f"KV {_percent(used, total):>3.0f} % ", f" {used:,}/{total:,}"
+    if slots := stats.state_slots_total:
+        end += f"   states {stats.state_slots_used:,}+{stats.state_slots_cached:,}/{slots:,}"
     line = _join(label)
     for share_used, share_cached in _resample(snapshot.block_map, max(0, width - len(label) - len(end))):
         if share_used:  # never drawn as empty

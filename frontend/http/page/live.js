@@ -87,7 +87,9 @@ function showBlocks(snapshot) {
       pen.fillRect(...box);
     }
   }
-  const { kv_blocks_used: now, kv_blocks_total: total } = snapshot.stats, text = `${count(now)} of ${count(total)}`;
+  const { kv_blocks_used: now, kv_blocks_total: total, state_slots_total: slots } = snapshot.stats;
+  let text = `${count(now)} of ${count(total)}`;
+  if (slots) text += `, states ${count(snapshot.stats.state_slots_used)} and ${count(snapshot.stats.state_slots_cached)} cached of ${count(slots)}`;
   setText("blocks_used", text);
   setText("blocks_scale", snapshot.blocks_per_cell > 1 ? `a cell is ${snapshot.blocks_per_cell} blocks` : "");
   canvas.setAttribute("aria-label", `KV blocks in use: ${text}`);

@@ -260,3 +260,19 @@ def test_the_check_finds_a_slot_without_an_owner_and_one_with_two() -> None:
     assert slots.check([first, second]) == []
     assert slots.check([first]) == [f"state slot {second} has 0 owners", "2 owners of 3 state slots"]
     assert f"state slot {first} has 2 owners" in slots.check([first, first, second])
+
+
+def test_what_a_failing_step_computes_of_a_preempted_request_is_computed_again() -> None:
+    engine = FakeEngine(make_hybrid(), 64)
+    request = make_request("a", list(range(30)), max_tokens=30)
+    engine.add(request)
+    for _ in range(5):
+        engine.compute()
+    engine.worker.fail_next = "injected"
+    engine.launch()
+    engine.scheduler._preempt(engine.scheduler.running[0])  # pyright: ignore[reportPrivateUsage]
+    assert engine.core.stats().state_slots_cached == 3  # of the prompt, behind it, and where it was
+    engine.finish_step()
+    assert engine.core.stats().state_slots_cached == 2
+    engine.run()
+    engine.check_undisturbed([request])
