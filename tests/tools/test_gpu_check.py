@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -105,8 +107,21 @@ def test_a_part_that_takes_too_long_keeps_its_rows_and_has_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake_part(monkeypatch, SAY + "say(Row('first', '7'))\nimport signal; signal.pause()")
-    monkeypatch.setitem(gpu_check.PARTS, "golden", gpu_check.PARTS["golden"]._replace(most_s=5.0))
-    rows = [("golden", "first", "7"), ("golden", "golden", "not done in 5 s")]
+    monkeypatch.setitem(gpu_check.PARTS, "golden", gpu_check.PARTS["golden"]._replace(most_s=0.01))
+    has_come, append = threading.Event(), gpu_check.append_line
+
+    def append_and_tell(path: Path, part: str, row: Row) -> None:
+        append(path, part, row)
+        if part == "golden":
+            has_come.set()
+
+    class AfterFirstRow(threading.Timer):
+        def __init__(self, _seconds: float, kill: Callable[[], None]) -> None:
+            super().__init__(0.0, lambda: has_come.wait(60) and kill())
+
+    monkeypatch.setattr(gpu_check, "append_line", append_and_tell)
+    monkeypatch.setattr(threading, "Timer", AfterFirstRow)
+    rows = [("golden", "first", "7"), ("golden", "golden", "not done in 0 s")]
     assert check_parts(tmp_path, "golden") == rows
 
 

@@ -14,9 +14,11 @@ def main() -> None:
     """Serve until SIGTERM."""
     sys.path[:0] = [str(TESTS), str(TESTS / "frontend")]
     from openai_fakes import FakeLLM
+    from quire.frontend.http.connections import connection, listener
     from quire.frontend.http.options import ServerOptions
     from quire.frontend.http.server import run_server
 
+    connection._LINGER_S = listener._RETRY_S = 0.1
     most = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
