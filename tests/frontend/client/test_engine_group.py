@@ -88,6 +88,14 @@ class Group:
         kept = engine.say(EngineCoreOutputs(list(outputs), f"life {engine.num_lives}"))
         return self.group.take_outputs(kept, NOW)
 
+    def set_worker(self, index: int, has_worker: bool) -> None:
+        self.engines[index].say(WorkerStatus(has_worker=has_worker))
+        self.group.settle(NOW)
+
+    def set_draining(self, index: int, is_draining: bool) -> None:
+        self.group.set_draining(index, is_draining)
+        self.group.settle(NOW)
+
     def lose(self, index: int) -> None:
         self.engines[index].protocol.connection_lost(NOW)
         self.group.settle(NOW)
@@ -116,11 +124,8 @@ def test_a_lost_engines_requests_go_on_elsewhere_at_once_with_their_tokens(two: 
     assert two.say(0, EngineCoreOutput("a", 0, [5, 6])) != []
     two.lose(0)
     moved = two.requests_at(1)["a"]
-    assert (decode_token_ids(moved.output_token_ids), moved.num_attempts, moved.is_resumed) == (
-        [5, 6],
-        1,
-        True,
-    )
+    assert (decode_token_ids(moved.output_token_ids), moved.num_attempts) == ([5, 6], 1)
+    assert moved.is_resumed
     assert two.say(0, EngineCoreOutput("a", 2, [7])) == []  # what it said before it was lost
     assert [one.new_token_ids for one in two.say(1, EngineCoreOutput("a", 2, [7]))] == [[7]]
     two.group.abort_requests(["a"])
@@ -165,18 +170,15 @@ def test_a_request_that_two_engines_were_lost_with_waits_for_the_second_and_is_m
 def test_an_engine_without_its_worker_keeps_only_a_request_that_may_have_killed_two(two: Group) -> None:
     two.add("a", "b")
     assert (list(two.requests_at(0)), list(two.requests_at(1))) == (["a"], ["b"])
-    two.engines[0].say(WorkerStatus(has_worker=False))
-    two.group.settle(NOW)
+    two.set_worker(0, False)
     moved = two.requests_at(1)["a"]
     assert (moved.is_resumed, moved.num_attempts) == (True, 1)
     two.engines[0].welcome(has_worker=False)
     two.group.settle(NOW)
     two.add("c")
     assert list(two.requests_at(1)) == ["c"], "it gets nothing new meanwhile"
-    two.engines[0].say(WorkerStatus(has_worker=True))
-    two.group.settle(NOW)
-    two.engines[1].say(WorkerStatus(has_worker=False))
-    two.group.settle(NOW)
+    two.set_worker(0, True)
+    two.set_worker(1, False)
     assert sorted(two.requests_at(0)) == ["b", "c"]
     two.engines[1].welcome(has_worker=False)
     assert two.requests_at(1)["a"].num_attempts == 2, "it will run alone"
@@ -186,26 +188,21 @@ def test_an_engine_without_its_worker_keeps_only_a_request_that_may_have_killed_
 
 def test_an_engine_that_tests_a_suspect_is_not_disturbed_by_moves(two: Group) -> None:
     two.add("poison", "b")
-    two.engines[0].say(WorkerStatus(has_worker=False))
-    two.group.settle(NOW)
+    two.set_worker(0, False)
     two.engines[0].welcome()
-    two.engines[1].say(WorkerStatus(has_worker=False))
-    two.group.settle(NOW)
+    two.set_worker(1, False)
     two.engines[1].welcome()
     two.group.settle(NOW)
     two.lose(0)
     two.add("c")
     assert {"poison", "c"} <= set(two.requests_at(1))
     two.come_back(0)
-    two.engines[1].say(WorkerStatus(has_worker=False))
-    two.group.settle(NOW)
+    two.set_worker(1, False)
     assert not two.engines[1].hear(), "nobody says Hello, and the request is the same"
     assert "c" in two.engines[1].protocol.ledger.ids
     two.say(1, EngineCoreOutput("poison", 0, [1]))
-    two.engines[1].say(WorkerStatus(has_worker=True))
-    two.group.settle(NOW)
-    two.engines[1].say(WorkerStatus(has_worker=False))
-    two.group.settle(NOW)
+    two.set_worker(1, True)
+    two.set_worker(1, False)
     assert two.engines[1].protocol.ledger.ids == []  # it has got further, and was not to blame
 
 
@@ -213,8 +210,7 @@ def test_with_no_other_engine_requests_wait_for_the_next_worker() -> None:
     one = Group(1)
     one.add("a")
     one.engines[0].hear()
-    one.engines[0].say(WorkerStatus(has_worker=False))
-    one.group.settle(NOW)
+    one.set_worker(0, False)
     assert not one.engines[0].hear()
     assert one.engines[0].protocol.ledger.ids == ["a"]
 
@@ -223,8 +219,7 @@ def test_a_draining_engine_gives_up_what_it_has_and_drops_it_unanswered(two: Gro
     two.add("a", "b")
     two.requests_at(0)
     two.say(0, EngineCoreOutput("a", 0, [5]))
-    two.group.set_draining(0, True)
-    two.group.settle(NOW)
+    two.set_draining(0, True)
     assert [type(one) for one in two.engines[0].hear()] == [Hello]
     moved = two.requests_at(1)["a"]
     assert (decode_token_ids(moved.output_token_ids), moved.num_attempts) == ([5], 0)
@@ -235,8 +230,7 @@ def test_a_draining_engine_gives_up_what_it_has_and_drops_it_unanswered(two: Gro
     two.engines[0].welcome()
     two.group.settle(NOW)
     assert two.requests_at(0) == {}
-    two.group.set_draining(0, False)
-    two.group.settle(NOW)
+    two.set_draining(0, False)
     two.add("e")
     assert list(two.requests_at(0)) == ["e"]
 
@@ -244,8 +238,7 @@ def test_a_draining_engine_gives_up_what_it_has_and_drops_it_unanswered(two: Gro
 def test_what_the_last_engine_has_stays_with_it_while_it_drains(two: Group) -> None:
     two.lose(1)
     two.add("a")
-    two.group.set_draining(0, True)
-    two.group.settle(NOW)
+    two.set_draining(0, True)
     assert two.engines[0].protocol.ledger.ids == ["a"]
     two.come_back(1)
     assert list(two.requests_at(1)) == ["a"]

@@ -33,6 +33,11 @@ def make_router(num_engines: int = 2, block_size: int = BLOCK) -> EngineRouter:
     return router
 
 
+@pytest.fixture
+def router() -> EngineRouter:
+    return make_router()
+
+
 def ask(name: str, prompt: list[int], salt: str = "") -> EngineCoreRequest:
     return make_request(name, prompt, cache_salt=salt)
 
@@ -70,8 +75,7 @@ def test_requests_without_anything_in_common_go_round() -> None:
     assert places == [0, 1, 2] * 3
 
 
-def test_a_conversation_stays_where_its_beginning_is() -> None:
-    router = make_router(2)
+def test_a_conversation_stays_where_its_beginning_is(router: EngineRouter) -> None:
     history = text(1, 200)
     first = router.place(ask("turn 0", history))
     for turn in range(1, 6):
@@ -83,16 +87,14 @@ def test_a_conversation_stays_where_its_beginning_is() -> None:
         assert router.place(ask(f"turn {turn}", history)) == first
 
 
-def test_the_longest_prefix_wins_over_a_shorter_one() -> None:
-    router = make_router(2)
+def test_the_longest_prefix_wins_over_a_shorter_one(router: EngineRouter) -> None:
     system, own = text(1, 64), text(2, 320)
     router.take_digest(0, make_digest(system))
     router.take_digest(1, make_digest(system + own))
     assert router.place(ask("a", system + own + [7] * 20)) == 1
 
 
-def test_a_prefix_is_worth_as_much_as_it_saves_and_no_more() -> None:
-    router = make_router(2)
+def test_a_prefix_is_worth_as_much_as_it_saves_and_no_more(router: EngineRouter) -> None:
     shared = text(1, 512)
     first = router.place(ask("r0", shared))
     router.note_output("r0")
@@ -104,16 +106,14 @@ def test_a_prefix_is_worth_as_much_as_it_saves_and_no_more() -> None:
     assert 1 - first in places  # 512 tokens are computed again rather than waited for behind 32 others
 
 
-def test_prompts_that_wait_count_until_their_first_output() -> None:
-    router = make_router(2)
+def test_prompts_that_wait_count_until_their_first_output(router: EngineRouter) -> None:
     assert router.place(ask("long", text(1, 1000))) == 0
     assert [router.place(ask(f"r{number}", text(number + 2, 100))) for number in range(3)] == [1, 1, 1]
     router.note_output("long")
     assert router.place(ask("next", text(9, 100))) == 0
 
 
-def test_one_that_takes_nothing_new_gets_nothing_while_there_is_another() -> None:
-    router = make_router(2)
+def test_one_that_takes_nothing_new_gets_nothing_while_there_is_another(router: EngineRouter) -> None:
     shared = text(1, 512)
     at = router.place(ask("a", shared))
     router.set_takes_new(at, False)
@@ -122,8 +122,7 @@ def test_one_that_takes_nothing_new_gets_nothing_while_there_is_another() -> Non
     assert router.place(ask("c", shared)) == at, "it goes round, as if both did"
 
 
-def test_an_engine_that_was_lost_knows_nothing_until_it_says_so() -> None:
-    router = make_router(2)
+def test_an_engine_that_was_lost_knows_nothing_until_it_says_so(router: EngineRouter) -> None:
     shared = text(1, 512)
     at = router.place(ask("a", shared))
     router.remove("a")
@@ -134,8 +133,7 @@ def test_an_engine_that_was_lost_knows_nothing_until_it_says_so() -> None:
     assert {router.place(ask(f"c{number}", [*shared, 6])) for number in range(2)} == {0, 1}
 
 
-def test_what_other_clients_have_running_counts() -> None:
-    router = make_router(2)
+def test_what_other_clients_have_running_counts(router: EngineRouter) -> None:
     router.take_digest(0, EngineDigest(b"", num_requests=5, num_pending_tokens=0))
     router.take_digest(1, EngineDigest(b"", num_requests=0, num_pending_tokens=100))
     assert router.place(ask("a", text(1, 10))) == 1
@@ -143,8 +141,7 @@ def test_what_other_clients_have_running_counts() -> None:
     assert router.place(ask("c", text(3, 10))) == 0
 
 
-def test_a_salt_is_part_of_what_is_known() -> None:
-    router = make_router(2)
+def test_a_salt_is_part_of_what_is_known(router: EngineRouter) -> None:
     shared = text(1, 512)
     router.take_digest(1, make_digest(shared, "theirs"))
     assert router.place(ask("a", shared, "mine")) == 0
@@ -165,8 +162,9 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(router._prefixes) <= 10
 
 
-def test_a_whole_digest_refutes_what_it_does_not_name_but_not_what_is_on_its_way() -> None:
-    router = make_router(2)
+def test_a_whole_digest_refutes_what_it_does_not_name_but_not_what_is_on_its_way(
+    router: EngineRouter,
+) -> None:
     told, gone, live = text(1, 512), text(2, 512), text(3, 512)
     router.set_takes_new(1, False)
     for name, prompt in (("told", told), ("gone", gone), ("live", live)):
@@ -267,10 +265,8 @@ def test_conversations_over_shared_prefixes_find_far_more_than_by_turns(seed: in
         for number, (prefix, own) in enumerate(rng.sample(conversations, 64))
     ]
     num_blocks = 8 * 512 // BLOCK + 8 * 5  # half of the prefixes, and what runs
-    (cached, num_steps), (by_turns, slower) = (
-        run(asked, num_blocks, 12),
-        run(asked, num_blocks, 12, by_turns=True),
-    )
+    cached, num_steps = run(asked, num_blocks, 12)
+    by_turns, slower = run(asked, num_blocks, 12, by_turns=True)
     assert cached >= 1.8 * by_turns
     assert num_steps < slower
 
@@ -279,15 +275,12 @@ def test_conversations_over_shared_prefixes_find_far_more_than_by_turns(seed: in
 def test_random_prompts_get_on_as_fast_as_by_turns(num_at_once: int) -> None:
     rng = random.Random(1)
     asked = [ask(str(number), text(number, rng.randint(20, 600))) for number in range(300)]
-    (_, num_steps), (_, by_turns) = (
-        run(asked, 2000, num_at_once),
-        run(asked, 2000, num_at_once, by_turns=True),
-    )
+    _, num_steps = run(asked, 2000, num_at_once)
+    _, by_turns = run(asked, 2000, num_at_once, by_turns=True)
     assert num_steps <= 1.03 * by_turns
 
 
-def test_a_request_that_is_placed_twice_counts_once() -> None:
-    router = make_router()
+def test_a_request_that_is_placed_twice_counts_once(router: EngineRouter) -> None:
     for _ in range(2):
         router.place(ask("again", [1]))
     router.remove("again")
