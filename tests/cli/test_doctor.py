@@ -23,6 +23,24 @@ from quire.ipc.processes.cpu_cores import CpuCore
 from quire.tools.bench import machine
 from tool_template import PLAIN_TEMPLATE, TEMPLATE
 
+REPORT: dict[str, Any] = {
+    "torch": "2.11.0+cu130",
+    "cpu_capability": "AVX512",
+    "num_threads": 8,
+    "cuda_built": "13.0",
+    "gpu_fault": None,
+    "gpus": [],
+    "cpu_kernels": {"is_native": True, "detail": "native"},
+    "triton": {"is_needed": False, "is_usable": False, "detail": "not needed without a GPU"},
+    "flashinfer": {"is_needed": False, "is_usable": False, "detail": "not needed without a GPU"},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the calls in this process none starts another one with torch."""
+    monkeypatch.setattr(doctor, "probe", lambda: REPORT)
+
 
 def test_this_machine_can_generate() -> None:
     done = subprocess.run(
@@ -146,19 +164,6 @@ def test_weights_that_do_not_fit_the_gpu_are_noted(
     assert f"note    gpu memory  {said}" in capsys.readouterr().out
     assert doctor.run(["pocket", "--tensor-parallel-size", "2"], {}) == 0
     assert "gpu memory" not in capsys.readouterr().out
-
-
-REPORT: dict[str, Any] = {
-    "torch": "2.11.0+cu130",
-    "cpu_capability": "AVX512",
-    "num_threads": 8,
-    "cuda_built": "13.0",
-    "gpu_fault": None,
-    "gpus": [],
-    "cpu_kernels": {"is_native": True, "detail": "native"},
-    "triton": {"is_needed": False, "is_usable": False, "detail": "not needed without a GPU"},
-    "flashinfer": {"is_needed": False, "is_usable": False, "detail": "not needed without a GPU"},
-}
 
 
 def test_why_a_gpu_or_its_kernels_are_not_used_is_a_line_each(
