@@ -24,6 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 # What there is beside torch, the best first.
 _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "argmax": ("native",),
+    "causal_conv": ("triton", "native"),
     "delta_rule": ("triton", "native"),
     "experts": ("triton", "native"),
     "gated_activation": ("triton", "native"),

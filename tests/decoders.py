@@ -184,6 +184,31 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_heads": 4,
         },
     ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "block_multiple_of": 16,
+            "head_dim": None,
+            "hidden_size": 64,
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "conv", "full_attention"],
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "head_dim": None,
+            "hidden_size": 64,
+        },
+    ),
     "helium": ("HeliumForCausalLM", {"attention_bias": True, "hidden_size": 64}),
     "hunyuan": (
         "HunYuanDenseV1ForCausalLM",

@@ -11,7 +11,7 @@ import torch
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import has_dynamic_rope
 from quire.kernels.program.native import is_switched_off
-from quire.worker.attention.metadata import AttentionMetadata, KVCaches, make_metadata
+from quire.worker.attention.metadata import AttentionMetadata, KVCaches, StepStates, make_metadata
 from quire.worker.kv_cache import allocate_kv_caches, find_table_groups
 from quire.worker.models.model import Model
 from torch import Tensor
@@ -24,7 +24,11 @@ class Request:
     token_ids: list[int]
     prompt_len: int
     num_computed: int = 0
+    state_slot: int = 0
     blocks: list[int] = field(default_factory=list[int])
+
+
+_NUM_STATE_SLOTS = 8
 
 
 class PagedRun:
@@ -54,10 +58,13 @@ class PagedRun:
         ]
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self.requests: dict[str, Request] = {}
+        # NaN in those of nobody, too.
+        self._states = torch.full((_NUM_STATE_SLOTS, spec.state_size), torch.nan, device=self._device)
 
     def add(self, name: str, token_ids: Sequence[int], prompt_len: int | None = None) -> None:
         """A request whose tokens are all known (so that every position's logits can be compared)."""
-        self.requests[name] = Request(list(token_ids), prompt_len or len(token_ids))
+        slot = _NUM_STATE_SLOTS - 1 - len(self.requests)
+        self.requests[name] = Request(list(token_ids), prompt_len or len(token_ids), state_slot=slot)
 
     def take_block(self) -> int:
         """A block that nobody has."""
@@ -121,7 +128,16 @@ class PagedRun:
             ),
             max_query_len=max(np.diff(starts).tolist()),
             max_seq_len=max(request.num_computed for request in requests),
+            states=self._find_states(requests),
         )
+
+    def _find_states(self, requests: Sequence[Request]) -> StepStates | None:
+        if not self._states.numel():
+            return None
+        slots = np.array([request.state_slot for request in requests], np.int32)
+        arrays = slots, np.zeros(len(slots) + 1, np.int32), np.empty(0, np.int32), np.empty(0, np.int32)
+        tensors = (torch.from_numpy(array).to(self._device) for array in arrays)
+        return StepStates(self._states, *tensors, *arrays)
 
 
 def compute_alone(

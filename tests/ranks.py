@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from quire.ipc.spec.config import EngineConfig
 from quire.ipc.spec.model_spec import find_stages
 from quire.kernels.group.shared_group import GroupAborted, SharedGroup
-from quire.worker.attention.metadata import KVCaches
+from quire.worker.attention.metadata import AttentionMetadata, KVCaches
 from quire.worker.models import load_model
 from torch import Tensor
 
@@ -64,15 +65,31 @@ class Pipeline:
         staged = replace(config, parallel=parallel)
         self.stages = [load_model(staged.for_stage(stage), CPU, group) for stage in range(num_stages)]
         self._layers = find_stages(config.model.spec, num_stages)
+        self._state_offsets = config.for_rank().model.spec.state_offsets
         self.compute_logits = self.stages[-1].compute_logits
 
-    def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: KVCaches, *inputs: Any) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: KVCaches,
+        metadata: AttentionMetadata,
+        *inputs: Any,
+    ) -> Tensor:
         hidden = torch.empty(0)
         for stage, (first, end) in zip(self.stages, self._layers, strict=True):
             if first > 0:
                 stage.embedding.table[: len(input_ids)] = hidden
-            hidden = stage.forward(input_ids, positions, kv_caches[first:end], *inputs)
+            own = self._find_own(metadata, self._state_offsets[first])
+            hidden = stage.forward(input_ids, positions, kv_caches[first:end], own, *inputs)
         return hidden
+
+    def _find_own(self, metadata: AttentionMetadata, first: int) -> AttentionMetadata:
+        """With states from a number of all layers' on, which the stage has as its own."""
+        if metadata.states is None:
+            return metadata
+        states = dataclasses.replace(metadata.states, states=metadata.states.states[:, first:])
+        return dataclasses.replace(metadata, states=states)
 
     def leave_native(self) -> None:
         """Go on layer by layer in Python."""

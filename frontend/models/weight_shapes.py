@@ -29,7 +29,7 @@ def check_shapes(spec: ModelSpec, shapes: Mapping[str, Shape], folder: Path) -> 
     """ModelError names the first tensor that is missing, or has a shape of another model.
 
     `shapes`: of all tensors of the folder's files, by their names there. Layers in a format of their own
-    (`spec.weight_formats`), recurrent ones, and files beside the model's are left to the worker.
+    (`spec.weight_formats`) and files beside the model's are left to the worker.
     """
     stored = {rename_stored(name, spec.stored_prefixes): shape for name, shape in shapes.items()}
     stacked = frozenset(_check_stacks(spec, stored))
@@ -92,6 +92,8 @@ def _list_others(spec: ModelSpec, stored: Mapping[str, Shape]) -> Iterator[tuple
     for index, layer in enumerate(spec.layers):
         prefix = f"{spec.layer_prefix.format(index)}."
         yield from _list_attention(prefix, layer.attention, hidden)
+        if layer.recurrent is not None:
+            yield from ((prefix + name, shape) for name, shape in layer.recurrent.list_others(hidden))
         norms = [layer.attention_norm, layer.ffn_norm]
         if layer.residual_scale is None and not (layer.is_parallel or layer.norms_sum):
             norms += [layer.attention_out_norm, layer.ffn_out_norm]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+MAX_KERNEL_SIZE = 16  # kMaxKernel of kernels/recurrent/causal_conv.cpp
+
 
 class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="short_conv"):
     """out(C * conv(B * x)) (LFM2): B, C and x are the thirds of one projection, in this order.
@@ -39,6 +41,13 @@ class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             (self.in_proj, 3 * self.num_channels, hidden_size),
             (self.out, hidden_size, self.num_channels),
         ]
+
+    def list_others(self, hidden_size: int) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each other tensor."""
+        size = self.num_channels
+        biases = (self.in_proj, 3 * size), (self.conv, size), (self.out, hidden_size)
+        others = [(f"{name}.bias", (count,)) for name, count in biases] if self.bias else []
+        return [(f"{self.conv}.weight", (size, 1, self.kernel_size)), *others]
 
     def count_activations(self) -> int:
         """Numbers that one token holds between the layer's input and output."""

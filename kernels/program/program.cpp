@@ -251,6 +251,7 @@ class Pass {
             case QUIRE_XIELU: return activate_xielu(*static_cast<const QuireActivateXielu*>(p));
             case QUIRE_ROTATE_LATENT: return rotate_latent(*static_cast<const QuireRotateLatent*>(p));
             case QUIRE_MULTIPLY_HEADS: return multiply_heads(*static_cast<const QuireMultiplyHeads*>(p));
+            case QUIRE_CONVOLVE: return convolve(*static_cast<const QuireConvolve*>(p));
             case QUIRE_PRODUCT: return multiply_by_columns(*static_cast<const QuireProduct*>(p));
         }
     }
@@ -415,6 +416,16 @@ class Pass {
                       at<char>(op.y) + op.first * number_size(), op.stride);
     }
 
+    QuireStates states() const {
+        return {step_.states,      step_.state_slots, step_.query_starts, step_.seq_lens,
+                step_.save_starts, step_.save_tokens, step_.save_slots,   step_.state_stride, step_.num_requests, 0};
+    }
+
+    void convolve(const QuireConvolve& op) {
+        const QuireStates states = this->states();
+        quire_causal_conv(program_.is_bf16, &op.conv, &states, at(op.x), op.stride, at(op.y));
+    }
+
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
 
     void route(const QuireRoute& op) {
@@ -478,6 +489,7 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),
         sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireEncoderAttend), sizeof(QuireScaleRows),
         sizeof(QuireActivateXielu), sizeof(QuireRotateLatent), sizeof(QuireMultiplyHeads), sizeof(QuireProduct),
+        sizeof(QuireConvolve),
         sizeof(QuireOperation),
         sizeof(QuireProgram), sizeof(QuireStep),
     };

@@ -8,6 +8,7 @@
 #include "linear/linear.h"
 #include "linear/xielu.h"
 #include "norm/shared_norm.h"
+#include "recurrent/causal_conv.h"
 
 #include <cstdint>
 
@@ -33,6 +34,7 @@ enum QuireKind {
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
     QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND, QUIRE_LOAD,
     QUIRE_SCALE_ROWS, QUIRE_XIELU, QUIRE_ROTATE_LATENT, QUIRE_MULTIPLY_HEADS, QUIRE_PRODUCT,
+    QUIRE_CONVOLVE,
 };
 
 // y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
@@ -193,6 +195,11 @@ struct QuireProduct {
     int32_t gate;  // a QuireGate
 };
 
+// As quire_causal_conv. Only in programs whose steps are not cut into parts.
+struct QuireConvolve {
+    QuireCausalConv conv;
+    int32_t x, y, stride, padding;
+};
 
 struct QuireOperation {
     const void* arguments;  // the struct of its kind

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..linear.xielu import XieluTable
+from ..recurrent.causal_conv import CausalConvTable
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -31,7 +32,7 @@ Kind = IntEnum(
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
      "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
      "SHARED_NORM", "ENCODER_ATTEND", "LOAD", "SCALE_ROWS", "XIELU", "ROTATE_LATENT", "MULTIPLY_HEADS",
-     "PRODUCT"],
+     "PRODUCT", "CONVOLVE"],
     start=0,
 )  # fmt: skip
 
@@ -130,6 +131,7 @@ Xielu = _make_struct("", "x size", first=(("numbers", XieluTable),))
 RotateLatent = _make_struct("", "query y latent cos sin layer num_heads nope rope rank")
 MultiplyHeads = _make_struct("layers", "x y num_heads x_stride x_step y_stride y_step padding")
 Product = _make_struct("", "x y first size stride gate")
+Convolve = _make_struct("", "x y stride padding", first=(("conv", CausalConvTable),))
 
 
 class OperationTable(_Table):

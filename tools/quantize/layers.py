@@ -56,6 +56,9 @@ class _Overlay(WeightSource):
         assert cut == WHOLE
         return torch.cat([self._replaced[name] for name in names]).to(self._dtype)
 
+    def take_kernel(self, name: str, num_channels: int, size: int, cut: TensorSlice = WHOLE) -> Tensor:
+        return self._inner.take_kernel(name, num_channels, size, cut)
+
 
 @dataclass(frozen=True, slots=True)
 class Together:

@@ -26,12 +26,14 @@ from ...ipc.spec.model_spec import (
     RopeConfig,
     find_ropes,
 )
+from ...ipc.spec.recurrent_spec import ShortConvSpec
 from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
 from ...kernels.group.shared_group import SharedGroup
 from ...kernels.linear.linear import PackedWeight
 from ...kernels.linear.xielu import XieluNumbers
 from ...kernels.program.native import SWITCH, is_switched_off
+from ...kernels.recurrent.causal_conv import CausalConv
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
 from ..layers.attention import Attention, make_position_bias
@@ -54,6 +56,7 @@ from ..layers.logits import LogitsHead
 from ..layers.mixer import Mixer
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
 from ..layers.rotary import RotaryEmbedding
+from ..layers.short_conv import Convolution, ShortConv
 from ..pooling.head import load_pooling_head
 from ..progress import show_progress
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
@@ -151,6 +154,7 @@ class _Builder:
         self._group = group
         self._cuts = RankCuts() if group is None else RankCuts(group.rank, group.size)
         self._all_reduce = None if group is None else AllReduce(group, self._spec.hidden_size)
+        self._state_offsets = self._spec.for_rank(self._cuts.size).state_offsets
         self._backends: dict[tuple[int, int, int, bool, LatentSpec | None], AttentionBackend] = {}
         self._size_bytes = 0
         self._position_bias: Tensor | None = None
@@ -174,6 +178,7 @@ class _Builder:
         decoder.layer_inputs = layer_inputs
         # Ranks must meet in the same operations, whatever threads each of them has.
         splits_tokens = self._group is None and decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
+        splits_tokens = splits_tokens and spec.state_size == 0  # whose tokens come one after the other
         decoder.native = make_native_forward(
             decoder.emit, spec, embedding.table, rotaries, head, splits_tokens, self._group
         )
@@ -276,11 +281,11 @@ class _Builder:
         if spec.is_parallel:
             norm = None if spec.ffn_norm is None else self._layer_norm(prefix, spec.ffn_norm)
             attention_norm = self._layer_norm(prefix, spec.attention_norm)
-            attention = self._attention(prefix, spec.attention)
+            attention = self._mixer(prefix, spec, index)
             return ParallelLayer(attention_norm, attention, norm, self._feed_forward(prefix, spec.ffn))
         return DecoderLayer(
             self._layer_norm(prefix, spec.attention_norm),
-            self._attention(prefix, spec.attention),
+            self._mixer(prefix, spec, index),
             self._out_norm(prefix, spec.attention_out_norm, spec.residual_scale),
             self._layer_norm(prefix, spec.ffn_norm),
             self._feed_forward(prefix, spec.ffn),
@@ -306,6 +311,41 @@ class _Builder:
 
     def _out_norm(self, prefix: str, name: str | None, scale: float | None) -> Norm | Scaled:
         return self._layer_norm(prefix, name) if scale is None else Scaled(self._spec.hidden_size, scale)
+
+    def _mixer(self, prefix: str, spec: LayerSpec, index: int) -> Mixer:
+        if spec.recurrent is None:
+            return self._attention(prefix, spec.attention)
+        return self._short_conv(prefix, spec.recurrent, self._state_offsets[index])
+
+    def _short_conv(self, prefix: str, spec: ShortConvSpec, offset: int) -> ShortConv:
+        size, hidden, cuts = spec.num_channels, self._spec.hidden_size, self._cuts
+        name, cut = f"{prefix}.{spec.in_proj}", cuts.take_rows(size, size, size)
+        in_proj = self._linear([name], (3 * size,), hidden, spec.bias, cut)
+        bias_name = f"{prefix}.{spec.conv}.bias" if spec.bias else None
+        conv = self._convolution(
+            f"{prefix}.{spec.conv}.weight", bias_name, (size, spec.kernel_size), cuts.take_rows(size)
+        )
+        conv = conv._replace(offset=offset, first=2 * size // cuts.size, is_gated=True)
+        out = self._linear([f"{prefix}.{spec.out}"], (hidden,), size, spec.bias, cuts.take_columns(size))
+        if self._all_reduce is not None:
+            out = RowParallelLinear(out, self._all_reduce)
+        return ShortConv(in_proj, self._settle(conv), out)
+
+    def _convolution(
+        self, name: str, bias_name: str | None, shape: tuple[int, int], cut: TensorSlice
+    ) -> CausalConv:
+        """Of channels and a kernel's size."""
+        weight = self._weights.take_kernel(name, *shape, cut).t().contiguous()
+        bias = None if bias_name is None else self._weights.take(bias_name, shape[:1], cut).float()
+        return CausalConv(weight, bias)
+
+    def _settle(self, conv: CausalConv) -> Convolution:
+        """Where torch computes it, rows of a step are added up in an order that is theirs."""
+        convolution = Convolution(conv, self._dtype, self._device)
+        if not convolution.is_exact:
+            self._batch_variance_reason = self._batch_variance_reason or _explain(INEXACT_LINEAR)
+        self._size_bytes += convolution.size_bytes
+        return convolution
 
     def _latent_attention(self, prefix: str, whole: AttentionSpec, latent: LatentSpec) -> Mixer:
         """Queries are cut by heads, the projection to the latent is in each rank."""

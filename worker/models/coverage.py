@@ -27,6 +27,7 @@ from ...ipc.spec.model_spec import (
     StageSpec,
     has_dynamic_rope,
 )
+from ...ipc.spec.recurrent_spec import ShortConvSpec
 from ...ipc.spec.weight_format import WeightFormat, WeightFormats
 
 # Fields that builder.py reads, by struct. Another one must keep its default.
@@ -39,7 +40,7 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     EmbeddingSpec: "tokens positions position_offset types num_types norm",
     StageSpec: "first_layer is_first is_last",
     RelativeBiasSpec: "name num_buckets max_distance",
-    LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm norms_sum"
+    LayerSpec: "attention recurrent ffn attention_norm attention_out_norm ffn_norm ffn_out_norm norms_sum"
     " is_parallel residual_scale layer_input scalar",
     LayerInputSpec: "gate projection norm activation",
     PerLayerInputsSpec: "size num_rows tokens projection norm",
@@ -47,6 +48,7 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm is_causal"
     " norms_rotated qk_norm_has_weight norms_values kv_layer rope qkv qkv_by_group out q_norm k_norm sinks"
     " latent kv_group",
+    ShortConvSpec: " ".join(ShortConvSpec.__struct_fields__),
     LatentSpec: " ".join(LatentSpec.__struct_fields__),
     DenseSpec: "intermediate_size activation bias gate up down down_bias is_gated fused xielu",
     ExpertsSpec: " ".join(ExpertsSpec.__struct_fields__),

@@ -255,6 +255,10 @@ class WeightSource(ABC):
         """So many numbers in float32, as exact as they are stored."""
         return self.take(name, (count,)).float()
 
+    def take_kernel(self, name: str, num_channels: int, size: int, cut: TensorSlice = WHOLE) -> Tensor:
+        """float32 [channels, size] of a convolution of each channel by itself, as exact as it is stored."""
+        return self.take(name, (num_channels, size), cut).float()
+
     def holds(self, name: str) -> bool:  # noqa: ARG002
         """False for a tensor that has others in its place, which some sources may have."""
         return True
@@ -403,6 +407,10 @@ class SafetensorsSource(WeightSource):
             stored = self.read_stored(name, stored.shape).flatten().float().to(self._device)
             return check_finite(name, stored)
         return self.read_stored(name, (count,))
+
+    def take_kernel(self, name: str, num_channels: int, size: int, cut: TensorSlice = WHOLE) -> Tensor:
+        stored = self.read_stored(name, (num_channels, 1, size)).squeeze(1)
+        return torch.cat(cut.find_pieces([stored])).float().to(self._device)
 
     def skip_layer(self, name: str) -> None:
         self._skipped_layers |= {name, name.removeprefix(self._optional_prefix)}

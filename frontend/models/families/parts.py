@@ -61,7 +61,7 @@ def read_model(
         tie_word_embeddings=fields.boolean("tie_word_embeddings", tie_word_embeddings),
         **computed,
     )
-    head_size = layers[0].attention.head_size
+    head_size = max(layer.attention.head_size for layer in layers)
     if has_dynamic_rope(spec) and head_size <= 2:  # the grown base's exponent has head_size - 2 as divisor
         raise fields.error("head_dim", head_size, "above 2 with dynamic rope scaling")
     return spec
