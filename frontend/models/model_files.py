@@ -6,6 +6,7 @@ Fetches folders from the hub, and has those at addresses fetched (remote_files.p
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -70,11 +71,22 @@ def _check_size(file: Path, stream: BinaryIO, max_bytes: int) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON file's object, {} if the file does not exist; ModelError if it is anything but an object."""
+    """A JSON file's object, {} if the file does not exist; ModelError if it is anything but an object.
+
+    It may have Infinity and NaN, as Python writes them (Mamba's time_step_limit).
+    """
     try:
         content = read_json_as(file, MAX_JSON_BYTES, cast(type[Any], Any))
     except FileNotFoundError:
         return {}
+    except ModelError:
+        text = read_file(file, MAX_JSON_BYTES)
+        if b"Infinity" not in text and b"NaN" not in text:
+            raise
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ModelError(file.name, str(file), f"readable JSON ({error})") from error
     if not isinstance(content, dict):
         raise ModelError(file.name, str(file), f"a JSON object, not a {type(content).__name__}")
     return cast(dict[str, Any], content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,22 @@ def test_what_is_not_covered_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         plan(make_tiny_config(model_type, **sizes).to_dict() | {"model_type": model_type})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "paligemma", "text_config": {"model_type": "gemma"}}, "is_causal=False"),
+        ({"model_type": "dac"}, "no ...ForCausalLM for model_type 'dac'"),
+        ({"model_type": "own", "auto_map": {"AutoModel": "own.Own"}}, "(auto_map) is never run"),
+        ({"model_type": "bamba", "time_step_limit": [0.0, {"__float__": "Infinity"}]}, "layer_types="),
+    ],
+)
+def test_what_is_no_decoder_of_transformers_is_refused_by_its_reason(
+    config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError, match=re.escape(words)):
+        plan(config)
 
 
 @pytest.mark.parametrize("field", ["tensor_parallel_size", "pipeline_parallel_size"])

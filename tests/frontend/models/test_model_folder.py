@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
@@ -54,6 +55,15 @@ def test_a_config_json_that_is_no_object_is_refused_by_name(tmp_path: Path, cont
         (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ModelError, match=r"config\.json"):
         inspect_model_folder(tmp_path)
+
+
+def test_numbers_as_python_writes_them_are_read(tmp_path: Path):
+    folder = write_model(tmp_path)
+    (folder / "config.json").write_text('{"model_type": "bamba", "time_step_limit": [0.0, Infinity]}')
+    assert inspect_model_folder(folder).config["time_step_limit"] == [0.0, math.inf]
+    (folder / "config.json").write_text('{"time_step_limit": [0.0, Infinity}')
+    with pytest.raises(ModelError, match="readable JSON"):
+        inspect_model_folder(folder)
 
 
 @pytest.mark.parametrize("model", ["x" * 5000, "~nobody-of-this-name/model"])

@@ -39,7 +39,8 @@ def make_config(values: Mapping[str, Any]) -> Any:
 
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        raise ModelError("config.json model_type", model_type, "one that transformers knows")
+        code = "; code of a checkpoint (auto_map) is never run" if values.get("auto_map") else ""
+        raise ModelError("config.json model_type", model_type, f"one that transformers knows{code}")
     if values.get("quantization_config") is not None:
         method = shorten(values["quantization_config"])
         text = "absent: transformers' code reads plain checkpoints here (quantization='int4' narrows them)"
@@ -47,7 +48,9 @@ def make_config(values: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            config = CONFIG_MAPPING[model_type].from_dict(_leave_out(dict(values)))
+            cls = CONFIG_MAPPING[model_type]
+            kept = cls._decode_special_floats(_leave_out(dict(values)))  # pyright: ignore
+            config = cls.from_dict(kept)
     except Exception as error:
         raise ModelError("config.json", model_type, f"what transformers takes: {explain(error)}") from error
     if config.is_encoder_decoder:
@@ -57,9 +60,6 @@ def make_config(values: Mapping[str, Any]) -> Any:
         if "tie_word_embeddings" in values:
             config.text_config.tie_word_embeddings = bool(values["tie_word_embeddings"])
         config = config.text_config
-    layers = getattr(config, "num_hidden_layers", None)
-    if type(layers) is not int or not 0 < layers <= _MAX_LAYERS:
-        raise ModelError("config.json num_hidden_layers", layers, f"an integer from 1 to {_MAX_LAYERS}")
     return config
 
 
@@ -87,6 +87,9 @@ def find_class(config: Any, values: Mapping[str, Any]) -> type[Any]:
     cls = next((each for each in classes if each.__name__ in (wanted or names)), None)
     if cls is None:
         raise ModelError(field, architectures, f"{' or '.join(names)}, which transformers has for {name!r}")
+    layers = getattr(config, "num_hidden_layers", None)
+    if type(layers) is not int or not 0 < layers <= _MAX_LAYERS:
+        raise ModelError("config.json num_hidden_layers", layers, f"an integer from 1 to {_MAX_LAYERS}")
     kinds = set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES)
     if kinds:
         text = f"layers of {' and '.join(_LAYER_TYPES)} only"

@@ -211,7 +211,7 @@ class _Recorder:
             raise ModelError(f"{where}: scaling", shorten(scaling), "a number")
         if s_aux is not None and tuple(s_aux.shape) != (heads,):
             raise ModelError(f"{where}: s_aux", list(s_aux.shape), f"a sink for each of {heads} heads")
-        if attention_mask is None and not getattr(module, "is_causal", True):
+        if not getattr(module, "is_causal", True) and getattr(self._config, "is_decoder", None) is None:
             raise ModelError(f"{where}: is_causal", False, "True: no token sees those after it")
         self.layers.append(
             AttentionSpec(
