@@ -439,7 +439,7 @@ LINES = {
     "frontend/formats": (3900, 4950),
     "frontend/grpc": (800, 0),
     "frontend/http": (8800, 14_400),
-    "frontend/models": (5200, 9350),
+    "frontend/models": (5200, 9400),
     "frontend/observe": (300, 350),
     "frontend/options": (900, 0),
     "frontend/requests": (2700, 0),
@@ -449,7 +449,7 @@ LINES = {
     "worker": (10_500, 14_150),
     "kernels": (5500, 6600),
     "tools": (15_000, 19_950),
-    "tests": (50_000, 73_550),
+    "tests": (50_000, 73_600),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 # What everybody must read: faces, client, protocol, core and runner, without the wings among them.
