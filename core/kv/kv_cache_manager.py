@@ -36,6 +36,7 @@ HASH_SIZE_BYTES = 16
 SEED_SIZE_BYTES = 32
 # Tokens between states of a long prompt that are saved where slots are free.
 SAVE_INTERVAL = 2048
+MIN_AWAITED_TOKENS = 64  # for which a request waits a step
 
 
 class BlockHasher:
@@ -391,6 +392,28 @@ class KVCacheManager:
             request.next_save_at = request.save_points[-1][0] if request.save_points else start + 1
         source = hit.state
         request.copied_slot = None if source is None or source.slot == request.state_slot else source.slot
+
+    def awaits_state(self, request: Request, hit: PrefixHit, others: Iterable[Request]) -> bool:
+        """Whether the step that computes `others` is to save states with which a waiting request's hit would
+        be much longer in the next step. Once: it does not wait for others again.
+        """
+        size, end = self.block_size, hit.num_kv_blocks * self.block_size
+        if end - hit.num_tokens < MIN_AWAITED_TOKENS or request.has_awaited:
+            return False
+        for other in others:
+            for n, evicts in reversed(other.save_points):
+                place = n // size - 1
+                if n > min(end, other.num_computed_tokens):
+                    break
+                if evicts and n > hit.num_tokens and self._has_same(other, request, place):
+                    request.has_awaited = True
+                    return True
+        return False
+
+    def _has_same(self, other: Request, request: Request, place: int) -> bool:
+        """Whether the block at this place of their sequences, and all before it, have the same content."""
+        assert self._hasher is not None
+        return self._hasher.extend(other)[place] == self._hasher.extend(request)[place]
 
     def choose_saves(self, request: Request, num_tokens: int, saved: list[Snapshot]) -> list[tuple[int, int]]:
         """(n, slot): after the first n tokens of its sequence its states are to be saved there.

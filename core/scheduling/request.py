@@ -102,6 +102,7 @@ class Request:
     save_points: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     next_save_at: int = NEVER  # number of computed tokens
     entered_at: int = 0  # admissions up to its own
+    has_awaited: bool = False  # a state that another one was about to save
     num_kept_tokens: int = 0  # computed when it was preempted, if they may be found again
     num_indexed_blocks: int = 0  # leading blocks that the prefix index was told of
     next_index_at: int = NEVER  # number of known tokens that completes the next block for the index

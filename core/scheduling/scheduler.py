@@ -273,7 +273,11 @@ class Scheduler:
             hit = manager.find_prefix(request, hit.num_blocks - 1)
             num_missing = request.num_tokens - hit.num_tokens
             num_tokens = self._size_beginning(step, request, num_missing)
-        if num_tokens == 0 or not manager.allocate(request, hit, self.batch.num_reserved_blocks):
+        if num_tokens == 0:
+            return
+        if manager.states is not None and manager.awaits_state(request, hit, step.requests):
+            return
+        if not manager.allocate(request, hit, self.batch.num_reserved_blocks):
             return
         for group, source in enumerate(hit.tail):
             held = request.blocks[group]

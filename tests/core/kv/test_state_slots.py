@@ -153,6 +153,18 @@ def test_a_chat_of_twenty_turns_computes_what_is_new() -> None:
     assert min(shares) >= 0.95
 
 
+@pytest.mark.parametrize("num_own", [0, 20])
+def test_requests_that_come_together_compute_what_they_share_twice_at_most(num_own: int) -> None:
+    engine = FakeEngine(make_hybrid(num_slots=16, max_num_seqs=8), 512)
+    shared = list(range(300))
+    requests = [make_request(f"{i}", [*shared, *[i] * num_own], max_tokens=3) for i in range(8)]
+    engine.add_all(requests)
+    engine.run()
+    engine.check_undisturbed(requests)
+    own = 300 % BLOCK_SIZE + num_own + BLOCK_SIZE
+    assert engine.core.stats().prompt_tokens_total <= (2 if num_own else 1) * 300 + 8 * own
+
+
 class SlotsMachine(RuleBasedStateMachine):
     """Requests come and go, and snapshots of named states are taken, against a plain list of who is older."""
 
