@@ -56,6 +56,7 @@ DTYPES = {
     "int8-cache": "bfloat16",
     "gpt-oss-fp8-cache": "bfloat16",
     "deepseek_v3": "bfloat16",
+    "lfm2": "float32",
 }
 # Models with their KV in 8 bits; of two the layers are in groups by their windows.
 CACHES = {
@@ -181,7 +182,9 @@ def test_chunks_and_preemptions_change_no_bit(
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(model, marks=[] if model[0] in (POCKET, "gpt-oss") else [pytest.mark.slow], id=model[0])
+        pytest.param(
+            model, marks=[] if model[0] in (POCKET, "gpt-oss", "lfm2") else [pytest.mark.slow], id=model[0]
+        )
         for model in [*DTYPES.items(), (GGUF, "bfloat16")]
     ],
     indirect=True,
