@@ -75,6 +75,10 @@ _GEMMA4_INPUTS: dict[str, Any] = {
     "num_kv_shared_layers": 3,
     "use_double_wide_mlp": True,
 }
+_FALCON: dict[str, Any] = {
+    **{"hidden_size": 64, "ffn_hidden_size": 80, "num_key_value_heads": None},
+    **_NO_HEAD_DIM,
+}
 # Of latent attention; sizes that AMX's tiles take, and others.
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -119,6 +123,15 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "Exaone4ForCausalLM",
         {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     ),
+    "falcon": ("FalconForCausalLM", {**_FALCON, "num_kv_heads": 4}),
+    "falcon-groups": (
+        "FalconForCausalLM",
+        {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon-sequential": (
+        "FalconForCausalLM",
+        {**_FALCON, "multi_query": False, "parallel_attn": False, "tie_word_embeddings": False},
+    ),
     "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
     "gemma4-experts": (
         "Gemma4ForCausalLM",
@@ -151,6 +164,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"hidden_size": 64, "n_inner": 80, "num_key_value_heads": None, "multi_query": False},
             **_NO_HEAD_DIM,
         },
+    ),
+    "gptj": (
+        "GPTJForCausalLM",
+        {"hidden_size": 64, "n_inner": 80, "rotary_dim": 8, "num_key_value_heads": None, **_NO_HEAD_DIM},
     ),
     "gpt_neox": ("GPTNeoXForCausalLM", {"hidden_size": 64, "num_key_value_heads": None, **_NO_HEAD_DIM}),
     "gpt_neox-sequential": (

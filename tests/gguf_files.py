@@ -221,6 +221,7 @@ _BY_TABLE: dict[str, dict[str, str]] = {
     },
     "glm4_moe": {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"},
     "gpt2": {"layer_norm_epsilon": "attention.layer_norm_epsilon"},
+    "falcon": {"layer_norm_epsilon": "attention.layer_norm_epsilon"},
     "gpt_bigcode": {"layer_norm_epsilon": "attention.layer_norm_epsilon"},
     "jais2": {"layer_norm_eps": "attention.layer_norm_epsilon"},
     "phimoe": {"sliding_window": "attention.sliding_window"},
@@ -258,7 +259,10 @@ def convert_checkpoint(folder: Path, type_: str = "F32", is_old: bool = False) -
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] in ("gpt2", "gpt_bigcode"):
         config |= {name: config[theirs] for name, theirs in _GPT2.items()}
-    if config.get("multi_query"):
+    if config["model_type"] == "falcon":
+        config |= {"intermediate_size": config["ffn_hidden_size"]}
+        config["num_key_value_heads"] = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+    elif config.get("multi_query"):
         config["num_key_value_heads"] = 1
     weights = {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
     writer = GgufWriter(_make_metadata(config))
@@ -450,9 +454,12 @@ def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tupl
         tensor = tensor + 1
     if kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
         tensor = tensor.t().contiguous()
-    if kind == "gpt_neox" and "query_key_value" in name:  # all queries, then all keys
-        heads = tensor.view(config["num_attention_heads"], 3, -1, *tensor.shape[1:])
-        tensor = heads.transpose(0, 1).reshape(tensor.shape)
+    if kind in ("falcon", "gpt_neox") and "query_key_value" in name:  # all queries, then all keys
+        num_heads = config["num_attention_heads"]
+        num_kv_heads = config.get("num_key_value_heads", num_heads)
+        groups = tensor.view(num_kv_heads, num_heads // num_kv_heads + 2, -1, *tensor.shape[1:])
+        parts = groups[:, :-2], groups[:, -2:-1], groups[:, -1:]
+        tensor = torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
     if name.startswith("blk."):
         return name, tensor
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}

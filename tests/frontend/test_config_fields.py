@@ -37,11 +37,15 @@ def base_of(architecture: str) -> dict[str, Any]:
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
         ropes = {"rope_parameters": rope} if architecture.startswith("Mistral4") else {}
         return {**BASE, **experts, **latent, **ropes}
+    if architecture == "FalconForCausalLM":
+        return {key: value for key, value in BASE.items() if "key_value" not in key}
     if architecture == "OPTForCausalLM":
         return {**{key: value for key, value in BASE.items() if "key_value" not in key}, "ffn_dim": 128}
-    if architecture in ("GPT2LMHeadModel", "GPTBigCodeForCausalLM"):
+    if architecture in ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTJForCausalLM"):
+        heads = {"n_embd": 256} if architecture == "GPTJForCausalLM" else {}  # of 64 numbers, all rotated
         names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-        return {names.get(key, key): value for key, value in BASE.items() if key != "num_key_value_heads"}
+        base = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
+        return {names.get(key, key): value for key, value in base.items()} | heads
     return BASE
 
 
@@ -60,7 +64,9 @@ def test_what_transformers_writes_for_a_family_is_read(architecture: str) -> Non
     import transformers
 
     config_class = getattr(transformers, architecture).config_class
-    config = config_class(head_dim=16, **base_of(architecture), architectures=[architecture])
+    # Of these heads have hidden_size / heads numbers.
+    sizes = {} if architecture in ("FalconForCausalLM", "GPTJForCausalLM") else {"head_dim": 16}
+    config = config_class(**sizes, **base_of(architecture), architectures=[architecture])
     spec = read_model_spec(config.to_dict())
     written = config.to_dict()
     assert spec == read_model_spec(
@@ -82,6 +88,39 @@ def test_settings_of_parts_that_a_model_has_not_decide_nothing(
 ) -> None:
     spec = read_model_spec({**base_of(architecture), "architectures": [architecture], **settings})
     assert all(isinstance(layer.ffn, DenseSpec) for layer in spec.layers)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": 0.0}),
+        ("VaultGemmaForCausalLM", {"attn_logit_softcapping": 0}),
+        ("MiniCPM3ForCausalLM", {"scale_depth": 0.0}),
+        ("PhimoeForCausalLM", {"partial_rotary_factor": 0.5}),
+        ("PhimoeForCausalLM", {"num_experts_per_tok": 3}),
+        ("OPTForCausalLM", {"do_layer_norm_before": False}),
+        ("OPTForCausalLM", {"word_embed_proj_dim": 32}),
+        ("GPTBigCodeForCausalLM", {"scale_attn_weights": False}),
+        ("CwmForCausalLM", {"attention_bias": True}),
+        ("FalconForCausalLM", {"alibi": True}),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 0.5}),
+        ("GPTJForCausalLM", {"rotary_dim": 17}),
+    ],
+)
+def test_what_other_numbers_would_compute_is_refused_by_name(
+    architecture: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ModelError, match=rf"^config\.json {next(iter(settings))}="):
+        read_model_spec({**base_of(architecture), "architectures": [architecture], **settings})
+
+
+def test_a_cap_that_the_class_around_a_text_model_leaves_out_is_refused() -> None:
+    text = {**BASE, "head_dim": 16, "final_logit_softcapping": 0.5}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    with pytest.raises(
+        ModelError, match=r"^config\.json text_config\.final_logit_softcapping=0\.5: expected null"
+    ):
+        read_model_spec(config)
 
 
 def test_gpt_oss_without_a_rope_object_has_transformers_yarn_with_its_own_theta() -> None:

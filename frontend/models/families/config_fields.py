@@ -78,12 +78,15 @@ class ConfigFields:
             raise self.error(key, value, f"a number from {low:g} to {_MAX_NUMBER:g}")
         return float(value)
 
-    def optional_number(self, key: str, default: float | None = None) -> float | None:
-        """As `number`, None for null and 0 (transformers tests them for truth); absent: the default."""
+    def optional_number(
+        self, key: str, default: float | None = None, *, tests_truth: bool = True
+    ) -> float | None:
+        """As `number`, None for null, and for 0 where transformers `tests_truth`; absent: the default."""
         value = self.get(key)
         if key not in self:
             return default
-        return None if value in (None, 0) and value is not False else self.number(key)
+        is_none = value is None or (tests_truth and value == 0 and value is not False)
+        return None if is_none else self.number(key)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         """A list of so many numbers, each as for `number`."""

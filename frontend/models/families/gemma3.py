@@ -34,6 +34,7 @@ def read_text_spec(fields: ConfigFields) -> ModelSpec:
     is_sliding = read_layer_types(fields, [(layer + 1) % pattern != 0 for layer in range(num_layers)])
     max_positions = fields.integer("max_position_embeddings", _MAX_POSITIONS)
     rope, sliding_rope = read_ropes_by_kind(fields, max_positions, 1e6, 1e4)
+    fields.only("attn_logit_softcapping", None)  # which transformers does not compute here
     heads = read_scaled_attention(fields, soft_cap=None)
     attention = replace(heads, qk_norm="each_head", is_causal=is_causal)
     sliding = replace(attention, window=window, rope=None if sliding_rope == rope else sliding_rope)

@@ -78,7 +78,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         tie_word_embeddings=True,
         norm_rounds_normed=False,
         embedding_scale=hidden**0.5,
-        logit_soft_cap=fields.optional_number("final_logit_softcapping"),
+        logit_soft_cap=fields.optional_number("final_logit_softcapping", tests_truth=False),
         per_layer_inputs=PerLayerInputsSpec(size=input_size, num_rows=num_rows) if input_size else None,
         unused_tensors=tuple(  # of layers that read the keys and values of others, which may have some
             f"model.layers.{index}.self_attn.{name}"

@@ -20,7 +20,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     if isinstance(settings, dict) and "short_factor" in settings:
         options |= {"has_factors": True, "head_size": fields.integer("qk_rope_head_dim", 32)}
     attention, rope = read_latent_attention(fields, positions, **options)
-    depth = fields.optional_number("scale_depth", 1.4) or math.sqrt(num_layers)
+    depth = fields.optional_number("scale_depth", 1.4, tests_truth=False) or math.sqrt(num_layers)
     scale = depth / math.sqrt(num_layers)
     layer = LayerSpec(attention=attention, ffn=read_dense(fields), residual_scale=scale)
     hidden = fields.integer("hidden_size")

@@ -36,6 +36,8 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     )
     max_positions = fields.integer("max_position_embeddings", 131072)
     rope = read_rope(fields, max_positions, 1e6, head_size=heads.head_size, has_factors=True)
+    if rope.rotated_size is not None:
+        raise fields.error("partial_rotary_factor", rope.rotated_size / heads.head_size, "1 (a whole head)")
     if rope.type == "longrope":
         settings: Any = fields.get("rope_scaling") or fields.get("rope_parameters")
         scaling = ConfigFields(settings, "rope_scaling.")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from msgspec.structs import replace
 
 from ....ipc.spec.model_spec import ModelSpec, rename_stored
+from .config_fields import ConfigFields
 
 # Beginnings of stored names, and what the text model alone calls them.
 STORED_PREFIXES = (
@@ -145,6 +146,8 @@ def unwrap(config: Mapping[str, Any]) -> dict[str, Any]:
     nested = cast(dict[str, Any], config.get("text_config", config))
     values = {key: value for key, value in nested.items() if key not in _OF_TOWERS}
     architecture, sizes = _TEXT_MODELS[kind]
+    if kind == "gemma3_text":  # the class around it leaves the cap out
+        ConfigFields(values, "text_config.").only("final_logit_softcapping", None)
     whole = {key: config[key] for key in _OF_THE_WHOLE if config.get(key) is not None}
     tied, is_tied = (
         (config.get("tie_word_embeddings"), values.get("tie_word_embeddings")),

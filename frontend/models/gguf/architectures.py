@@ -194,6 +194,22 @@ def _read_starcoder(keys: Keys) -> Config:
     return {**_read_gpt2(keys), "multi_query": keys.integer("attention.head_count_kv") == 1}
 
 
+def _read_falcon(keys: Keys) -> Config:
+    """llama.cpp writes nothing of the two generations: their norms and heads tell them apart."""
+    num_heads, num_kv_heads = keys.integer("attention.head_count"), keys.integer("attention.head_count_kv", 1)
+    num_norms = 2 if "blk.0.attn_norm_2.weight" in keys.header.tensors else 1
+    return {
+        "num_kv_heads": num_kv_heads,
+        "ffn_hidden_size": keys.integer("feed_forward_length"),
+        "layer_norm_epsilon": keys.number(LAYER_NORM),
+        "new_decoder_architecture": num_norms == 2 or 1 < num_kv_heads < num_heads,
+        "num_ln_in_parallel_attn": num_norms,
+        "bias": _has_qkv_bias(keys),
+        "num_key_value_heads": None,
+        "intermediate_size": None,
+    }
+
+
 def _read_gemma2(keys: Keys) -> Config:
     return {
         "query_pre_attn_scalar": _read_query_scalar(keys, num_layers_of_27b=46),
@@ -465,6 +481,7 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Keys], Config]]] = {
     "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", _read_nothing),
     "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _read_ernie_moe),
     "exaone4": ("Exaone4ForCausalLM", "exaone4", _read_windows),
+    "falcon": ("FalconForCausalLM", "falcon", _read_falcon),
     "gemma": ("GemmaForCausalLM", "gemma", _read_nothing),
     "gemma2": ("Gemma2ForCausalLM", "gemma2", _read_gemma2),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _read_gemma3),

@@ -33,12 +33,18 @@ _GPT2_WHOLE = {
     "output_norm": "transformer.ln_f",
 }
 _OTHER_WHOLE = {
+    "falcon": {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f"},
     "gpt2": _GPT2_WHOLE,
     "gpt_bigcode": _GPT2_WHOLE,
     "gpt_neox": {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm"},
     "phi": {"output_norm": "model.final_layernorm"},
 }
-_LAYER_PREFIXES = {"gpt2": "transformer.h", "gpt_bigcode": "transformer.h", "gpt_neox": "gpt_neox.layers"}
+_LAYER_PREFIXES = {
+    "falcon": "transformer.h",
+    "gpt2": "transformer.h",
+    "gpt_bigcode": "transformer.h",
+    "gpt_neox": "gpt_neox.layers",
+}
 _ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -107,6 +113,13 @@ _GPT2 = {
     "ffn_norm": "ln_2",
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
+}
+_FALCON = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
 }
 _FEED_FORWARD = "feed_forward."
 # After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
@@ -202,6 +215,8 @@ _LAYERS: dict[str, dict[str, str]] = {
     },
     "ernie4_5_moe": {**_ROUTED, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
     "glm4_moe": {**_ROUTED, "post_attention_norm": "post_attention_layernorm"},
+    "falcon": _FALCON,
+    "falcon with two norms": {**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neox": {
@@ -325,8 +340,11 @@ def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTenso
         name = (_WHOLE | _OTHER_WHOLE.get(kind, {})).get(part)
     else:
         part = f"{part}.scale" if suffix == "scale" else part
+        has_two = config.get("num_ln_in_parallel_attn") == 2
         # Files of 2023 have a tensor an expert.
-        name = _LAYERS[kind].get(part if expert is None else f"{part}_exps")
+        name = _LAYERS[f"{kind} with two norms" if has_two else kind].get(
+            part if expert is None else f"{part}_exps"
+        )
     num_layers = _count_layers(config)
     if name is None or (layer is not None and int(layer) >= num_layers):
         raise _error(header, stored, f"a tensor of {kind} with {num_layers} layers")

@@ -46,6 +46,7 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "seed-coder": (_SEED,),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", _HANS, _DEEPSEEK3)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (_DIGITS, _GPT2)),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (_GPT4O,)),
 }

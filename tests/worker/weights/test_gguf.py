@@ -131,6 +131,8 @@ def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: P
         ("starcoder2", {"sliding_window": None}),
         ("apertus", {"rope_parameters": _LLAMA3}),
         ("ernie4.5-moe", {"use_bias": False, "rope_parameters": _PLAIN}),
+        ("falcon", {}),
+        ("falcon-groups", {}),
         ("glm4-moe", {}),
         ("gpt2", {}),
         ("gpt_neox", {}),
@@ -183,6 +185,29 @@ def test_a_file_computes_what_its_checkpoint_does(family: str, fields: dict[str,
     prompt = checkpoint.draw_tokens(45)
     theirs, ours = (compute_alone(load_model(config, CPU), config, prompt) for config in configs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=find_tolerance(checkpoint, theirs))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")]
+)
+def test_the_text_of_qwens_vision_models_is_that_of_the_plain_ones(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path / family, Recipe(family=family, hidden_size=64))
+    writer = convert_checkpoint(tmp_path / family)
+    plain = read(writer.write(tmp_path / "plain.gguf")).model
+    theirs = writer.metadata["general.architecture"]
+    writer.metadata = {key.replace(f"{theirs}.", f"{name}."): value for key, value in writer.metadata.items()}
+    writer.metadata |= {"general.architecture": name, f"{name}.rope.dimension_sections": [2, 3, 3, 0]}
+    writer.metadata[f"{name}.n_deepstack_layers"] = 3
+    model = read(writer.write(tmp_path / "model.gguf")).model
+    assert (model.spec, model.gguf_tensors) == (
+        plain.spec,
+        tuple(
+            replace(each, offset=each.offset + model.gguf_tensors[0].offset - plain.gguf_tensors[0].offset)
+            for each in plain.gguf_tensors
+        ),
+    )
 
 
 @pytest.mark.usefixtures("library", "restored_torch")
