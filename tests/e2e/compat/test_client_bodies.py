@@ -104,7 +104,7 @@ TAKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("ai-sdk", CHAT, {"providerOptions": {"gateway": {"order": ["a"]}}, "reasoning_effort": "low"}),
     ("anthropic", CHAT, {"cache_control": EPHEMERAL, "messages": part(type="text", cache_control=EPHEMERAL)}),
     ("lm-studio", CHAT, {"max_tokens": -1, "ttl": 300, "draft_model": ""}),
-    ("lm-studio", TEXT, {"max_tokens": -1}),
+    ("lm-studio", TEXT, {"prompt": "Once upon a time", "max_tokens": -1, "stop": ["."]}),
     (
         "groq",
         CHAT,

@@ -253,6 +253,7 @@ def test_simple_profiling(llm: LLM, traces: Path) -> None:
     assert sum(event["args"]["tokens"] for event in steps) >= num_tokens
 
 
+@pytest.mark.slow  # two engines; test_llm.py has the seeds that they draw, test_exact.py that tokens follow
 def test_reproducibility() -> None:
     def run() -> list[str]:
         with LLM(model="pocket", seed=42, **HERE) as llm:
