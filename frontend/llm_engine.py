@@ -59,11 +59,7 @@ class LLMEngine:
     """
 
     def __init__(
-        self,
-        loop: LoopThread,
-        client: EngineCoreClient,
-        tokenizer: Tokenizer | None,
-        seed: int | None = None,
+        self, loop: LoopThread, client: EngineCoreClient, tokenizer: Tokenizer | None, seed: int | None = None
     ) -> None:
         """`client` lives in `loop`. seed: of requests without one, see SeedSource."""
         self._loop = loop

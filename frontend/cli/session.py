@@ -90,10 +90,7 @@ class Session:
             self._engine.forget_requests(ids)
 
     def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams,
-        is_thinking: bool | None = None,
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, is_thinking: bool | None = None
     ) -> Generator[tuple[RequestOutput, list[OutputEvent]]]:
         """As `stream` for the next message of one conversation: what is new of it, and the events in that.
 

@@ -141,11 +141,7 @@ class EngineRouter:
     """Knows which prompt beginnings it has sent where, and what engines say of themselves."""
 
     def __init__(
-        self,
-        block_size: int,
-        max_prefixes: int = MAX_PREFIXES,
-        start: int = 0,
-        num_blocks: int | None = None,
+        self, block_size: int, max_prefixes: int = MAX_PREFIXES, start: int = 0, num_blocks: int | None = None
     ) -> None:
         """block_size: of the engines' KV blocks; 0: they have none, and only load counts. num_blocks: that an
         engine has, None if that is not known. start: the engine where ties go first, so that frontends do not

@@ -108,8 +108,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     cors: CorsOptions | None = None
     tls: TlsOptions | None = None
     enable_request_id_headers: Annotated[
-        bool,
-        option("every answer has the X-Request-Id of its request, or a new one", group="network"),
+        bool, option("every answer has the X-Request-Id of its request, or a new one", group="network")
     ] = False
     has_access_log: bool = False
     unlogged_paths: tuple[str, ...] = ()

@@ -277,10 +277,7 @@ class Serving:
             self.capacity.leave(request_id)
 
     def note_pooled(
-        self,
-        request_id: str,
-        params: PoolingParams,
-        outputs: Sequence[PoolingRequestOutput[PoolingOutput]],
+        self, request_id: str, params: PoolingParams, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]
     ) -> None:
         """The vectors of a request are here."""
         for tell in self._parts.on_pooled:

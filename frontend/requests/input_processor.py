@@ -20,11 +20,7 @@ from ...ipc.params.request_options import NO_OPTIONS, RequestOptions
 from ...ipc.params.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams, count_alternatives
 from ...ipc.params.structured_outputs import StructuredOutputsParams
 from ...ipc.protocol.messages import EngineCoreRequest, EngineFacts
-from ...ipc.protocol.token_lists import (
-    MAX_BAD_WORD_TOKENS,
-    drop_packed,
-    pack_token_lists,
-)
+from ...ipc.protocol.token_lists import MAX_BAD_WORD_TOKENS, drop_packed, pack_token_lists
 from ..text.tokenizer import Tokenizer
 from .beams import BeamSearchState, begin_search
 from .prompts import (

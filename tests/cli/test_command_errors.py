@@ -163,18 +163,12 @@ def test_what_is_piped_in_without_end_is_refused_with_the_limit(
     ("words", "is_buffered"),
     [
         (["doctor"], True),
-        *itertools.product(
-            [["--help"], ["ps"], *([*words, "--help"] for words in HELPED)],
-            [True, False],
-        ),
+        *itertools.product([["--help"], ["ps"], *([*words, "--help"] for words in HELPED)], [True, False]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_output_for_which_there_is_no_room_is_one_line_of_error(
-    words: list[str],
-    is_buffered: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], is_buffered: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "PARTS", {"pocket models": doctor.check_pocket_models})  # the cheapest
     with open_full(is_buffered) as full:

@@ -15,11 +15,7 @@ from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
 from quire.frontend.cli.top.frame import render
 from quire.frontend.cli.top.view import EngineWatcher, FrameData, ProcessUsage, View, find_quantiles
-from quire.ipc.protocol.engine_views import (
-    EngineLoad,
-    EngineSnapshot,
-    Histogram,
-)
+from quire.ipc.protocol.engine_views import EngineLoad, EngineSnapshot, Histogram
 from rich.console import Console
 from top_fakes import FakeEngine, make_client, make_facts, make_request, make_snapshot
 
@@ -210,9 +206,7 @@ def test_quantiles_are_of_what_came_in_between():
     assert find_quantiles(before, now) is None  # another core has begun to count
 
 
-def test_without_a_name_all_daemons_are_looked_at(
-    capsys: pytest.CaptureFixture[str],
-):
+def test_without_a_name_all_daemons_are_looked_at(capsys: pytest.CaptureFixture[str]):
     with runtime_folders(), fake_modules():
         assert run_command(["top", "--once"]) == 1
         assert "no daemon runs; `quire daemon start` starts one" in capsys.readouterr().err

@@ -209,11 +209,7 @@ def test_arguments_of_vllm_alone_may_be_none_and_are_refused_by_name(make_llm: A
     llm = make_llm(*EMBEDS)
     llm.embed([5], tokenization_kwargs=None, lora_request=None, use_tqdm=False)
     for name, value, said in (
-        (
-            "tokenization_kwargs",
-            {"truncation": True},
-            "expected None: truncate_prompt_tokens cuts a prompt",
-        ),
+        ("tokenization_kwargs", {"truncation": True}, "expected None: truncate_prompt_tokens cuts a prompt"),
         ("lora_request", "one", "expected None: Quire has no LoRA adapters yet"),
         ("promptname", "query", "no such argument, did you mean 'prompt_name'?"),
     ):

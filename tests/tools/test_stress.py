@@ -22,15 +22,7 @@ from quire.ipc.processes.restarts import MAX_LOSSES, MAX_WORKER_LOSSES, RestartB
 from quire.ipc.spec.config import RecoveryConfig
 from quire.tools.sim import simulate
 from quire.tools.stress.answers import join_beams
-from quire.tools.stress.asks import (
-    Abilities,
-    Arrival,
-    Ask,
-    ClientPlan,
-    deal,
-    draw_arrivals,
-    draw_pool,
-)
+from quire.tools.stress.asks import Abilities, Arrival, Ask, ClientPlan, deal, draw_arrivals, draw_pool
 from quire.tools.stress.chats import (
     Delta,
     DeltaCall,
@@ -45,12 +37,7 @@ from quire.tools.stress.client import AsyncClient
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
 from quire.tools.stress.long_prompt import Row, format_rows
 from quire.tools.stress.measures import Times, find_recoveries, measure
-from quire.tools.stress.open_files import (
-    SHM_FOLDER,
-    OpenFiles,
-    OwnShm,
-    count_open_files,
-)
+from quire.tools.stress.open_files import SHM_FOLDER, OpenFiles, OwnShm, count_open_files
 from quire.tools.stress.record import Golden, Record
 from quire.tools.stress.samples import Sample, find_slopes
 from quire.tools.stress.site import is_running

@@ -34,14 +34,7 @@ from .talk import draw_small_talk, draw_unknown
 from .text import draw_documents
 from .tokenizer import render_chat
 
-STORY_STARTS = (
-    "Once upon a time",
-    "The cat",
-    "One day, a little",
-    "There was a",
-    "Lily went to the",
-    "Tom",
-)
+STORY_STARTS = ("Once upon a time", "The cat", "One day, a little", "There was a", "Lily went to the", "Tom")
 MAX_STORY_TOKENS = 300
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 

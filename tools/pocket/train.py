@@ -12,13 +12,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from . import MODEL_DIR
-from .batches import (
-    LONG_SHAPE,
-    SHORT_SHAPE,
-    Packer,
-    encode_documents,
-    render,
-)
+from .batches import LONG_SHAPE, SHORT_SHAPE, Packer, encode_documents, render
 from .loss import ROPE_THETA, compute_loss
 from .text import draw_documents
 from .tokenizer import SPACE, save_tokenizer, train_tokenizer

@@ -380,11 +380,5 @@ REFUSED: Refused = (
     }
 )
 ROUTES = [
-    PostRoute(
-        "/v1/chat/completions",
-        ChatCompletionRequest,
-        create_chat_completion,
-        task="generate",
-        refused=REFUSED,
-    )
+    PostRoute("/v1/chat/completions", ChatCompletionRequest, create_chat_completion, "generate", REFUSED)
 ]

@@ -112,9 +112,6 @@ ROUTES = [
         CohereEmbedRequest,
         create_cohere_embedding,
         task="embed",
-        refused={
-            "images": ("none: only text is supported", is_off),
-            "inputs": ("none: use texts", is_off),
-        },
+        refused={"images": ("none: only text is supported", is_off), "inputs": ("none: use texts", is_off)},
     )
 ]

@@ -404,12 +404,4 @@ REFUSED = REFUSED_BY_ALL | {
     "suffix": ("none: filling in the middle is not supported", is_off),
     "prompt_embeds": ("none: a prompt is text or token ids", is_off),
 }
-ROUTES = [
-    PostRoute(
-        "/v1/completions",
-        CompletionRequest,
-        create_completion,
-        task="generate",
-        refused=REFUSED,
-    )
-]
+ROUTES = [PostRoute("/v1/completions", CompletionRequest, create_completion, "generate", REFUSED)]

@@ -462,17 +462,8 @@ _REFUSED: Refused = {
     "thread": ("none: conversations are not stored", is_off),
 }
 ROUTES = [
+    PostRoute(MESSAGES_PATH, body.MessagesRequest, create_message, "generate", _REFUSED),
     PostRoute(
-        MESSAGES_PATH,
-        body.MessagesRequest,
-        create_message,
-        task="generate",
-        refused=_REFUSED,
-    ),
-    PostRoute(
-        f"{MESSAGES_PATH}/count_tokens",
-        body.CountTokensRequest,
-        count_message_tokens,
-        refused=_REFUSED,
+        f"{MESSAGES_PATH}/count_tokens", body.CountTokensRequest, count_message_tokens, refused=_REFUSED
     ),
 ]

@@ -267,12 +267,4 @@ REFUSED: Refused = REFUSED_BY_ALL | {
     "truncation": ("'auto' or 'disabled'", lambda value: value in ("auto", "disabled")),
     "include": (f"of {', '.join(map(repr, _INCLUDES))}", lambda value: set(value) <= set(_INCLUDES)),
 }
-ROUTES = [
-    PostRoute(
-        "/v1/responses",
-        body.ResponsesRequest,
-        create_response,
-        task="generate",
-        refused=REFUSED,
-    )
-]
+ROUTES = [PostRoute("/v1/responses", body.ResponsesRequest, create_response, "generate", REFUSED)]

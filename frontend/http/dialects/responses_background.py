@@ -24,9 +24,7 @@ from .usage import UsageCounter
 _COUNT_BYTES = 4096  # by which a log grows until it is counted again
 
 
-async def encode_events(
-    events: AsyncGenerator[list[Json], None],
-) -> AsyncGenerator[bytes, None]:
+async def encode_events(events: AsyncGenerator[list[Json], None]) -> AsyncGenerator[bytes, None]:
     """As a stream has them."""
     async with aclosing(events):
         async for some in events:

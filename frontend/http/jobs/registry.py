@@ -81,11 +81,7 @@ class ResponseRegistry:
         return f"resp-{uuid.uuid4().hex}{place:02x}"
 
     def begin(
-        self,
-        response: Json,
-        record: Record,
-        abort: AbortRequests,
-        give_up: EndBackground | None = None,
+        self, response: Json, record: Record, abort: AbortRequests, give_up: EndBackground | None = None
     ) -> None:
         """A response runs from now on; it is to be kept if it says so. `abort`: of the engine that has it.
 

@@ -275,8 +275,7 @@ async def test_who_has_no_key_and_reads_no_answer_keeps_nobody_elses_health_chec
 
 
 @pytest.mark.server(
-    api_keys=("one",),
-    options=GRPC | {"has_access_log": True, "log_format": "json", "log_level": "INFO"},
+    api_keys=("one",), options=GRPC | {"has_access_log": True, "log_format": "json", "log_level": "INFO"}
 )
 async def test_each_call_has_a_line_in_the_access_log(
     running: RunningServer, capfd: pytest.CaptureFixture[str]

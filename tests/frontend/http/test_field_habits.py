@@ -128,9 +128,7 @@ async def test_a_server_tells_what_it_was_started_with_but_no_secrets(
 
 
 @pytest.mark.app(options=ServerOptions(enable_tokenizer_info_endpoint=True))
-async def test_the_tokenizer_tells_its_settings_only_where_the_operator_wants_it(
-    client: AsgiClient,
-) -> None:
+async def test_the_tokenizer_tells_its_settings_only_where_the_operator_wants_it(client: AsgiClient) -> None:
     info = (await client.get("/tokenizer_info")).json
     assert isinstance(info["tokenizer_class"], str)
     assert "<|im_start|>" in info["chat_template"]

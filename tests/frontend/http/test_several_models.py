@@ -142,10 +142,7 @@ async def test_health_says_how_each_engine_is_and_fails_when_none_is_well(site: 
         answer = await site.client.get(path)
         return answer.status, answer.json
 
-    assert await ask("/ready") == (
-        200,
-        {"status": "ready", "models": {"chat": "ready", "vectors": "ready"}},
-    )
+    assert await ask("/ready") == (200, {"status": "ready", "models": {"chat": "ready", "vectors": "ready"}})
     stalled = StalledRequest("r-0", "queued", 99.0)
     site.llms["chat"].answered_stats = make_stats(stall=stalled)
     status, body = await ask("/health")

@@ -12,13 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.frontend.events import (
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from quire.frontend.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from quire.frontend.formats.known_formats import FORMATS
 from quire.frontend.formats.reading.output_parser import OutputParser
 from quire.frontend.text.tokenizer import Tokenizer
@@ -236,12 +230,7 @@ def test_a_fragment_leaves_with_its_token() -> None:
 def test_content_and_thoughts_leave_with_their_tokens() -> None:
     text = "<think>ab</think>c d"
     events = read(hermes(text), range(1, 7)).events
-    assert events == [
-        ReasoningDelta("a"),
-        ReasoningDelta("b"),
-        TextDelta("c"),
-        TextDelta(" d"),
-    ]
+    assert events == [ReasoningDelta("a"), ReasoningDelta("b"), TextDelta("c"), TextDelta(" d")]
 
 
 def test_mistrals_call_ids_have_nine_letters_and_digits() -> None:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from quire.frontend.events import (
-    ReasoningDelta,
-    TextDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from quire.frontend.events import ReasoningDelta, TextDelta, ToolCallEnd, ToolCallStart
 from quire.frontend.http.bodies.schema import TokenLogprob
 from quire.frontend.http.dialects.responses_events import ResponseEncoder
 
