@@ -438,7 +438,7 @@ LINES = {
     "frontend/client": (2200, 2950),
     "frontend/formats": (3900, 4950),
     "frontend/grpc": (800, 0),
-    "frontend/http": (8800, 14_400),
+    "frontend/http": (8800, 14_200),
     "frontend/models": (5200, 9550),
     "frontend/observe": (300, 350),
     "frontend/options": (900, 0),
