@@ -393,6 +393,31 @@ DECODERS["llama4"] = (
         "attention_bias": True,
     },
 )
+# Of the gated delta rule: heads share keys, and sizes are whole vectors or not.
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+    "head_dim": 32,
+}
+_SPARSE: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+DECODERS["qwen3-next"] = ("Qwen3NextForCausalLM", {**_DELTA, **_SPARSE, "mlp_only_layers": [0]})
+DECODERS["qwen3.5"] = (
+    "Qwen3_5ForCausalLM",
+    {**_DELTA, "linear_key_head_dim": 16, "linear_value_head_dim": 40, "tie_word_embeddings": True},
+)
+DECODERS["qwen3.5-moe"] = (
+    "Qwen3_5MoeForCausalLM",
+    {**_DELTA, **_SPARSE, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+)
 _VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -490,6 +515,12 @@ WRAPPED["wrapped-qwen3-vl-moe"] = (
     {**_QWEN3_VL[1], "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
     _QWEN3_VL[2],
 )
+for _kind, _class in (("qwen3.5", "Qwen3_5"), ("qwen3.5-moe", "Qwen3_5Moe")):
+    WRAPPED[f"wrapped-{_kind}"] = (
+        f"{_class}ForConditionalGeneration",
+        {**DECODERS[_kind][1], "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5}},
+        {"vision_config": {**_QWEN_VISION, "num_position_embeddings": 16}},
+    )
 FAMILIES = (*DECODERS, *WRAPPED, *OTHERS)
 
 
@@ -533,7 +564,8 @@ def randomize(model: nn.Module) -> None:
                 tensor.uniform_(0.5, 1.5)
         for name, parameter in parameters.items():
             if parameter.dim() == 1 and name.endswith("weight"):
-                parameter.uniform_(0.5, 1.5)
+                is_offset = not parameter.any()  # such norms multiply by 1 more
+                parameter.uniform_(0.5, 1.5).sub_(float(is_offset))
             else:
                 parameter.normal_(0.0, 0.2 if parameter.dim() == 1 else 0.15)
         for module in model.modules():

@@ -131,8 +131,7 @@ def _list_attention(prefix: str, spec: AttentionSpec, hidden: int) -> Iterator[t
         sizes = {latent.kv_a: latent.size} | ({} if latent.q_rank is None else {latent.q_a: latent.q_rank})
         yield from ((f"{prefix}{name}.bias", (size,)) for name, size in sizes.items() if latent.bias)
         return
-    sizes = (spec.query_size, spec.kv_size, spec.kv_size) if len(spec.qkv) == 3 else (spec.qkv_size,)
-    for name, size in zip(spec.qkv, sizes, strict=True) if spec.qkv_bias else ():
+    for name, size in zip(spec.qkv, spec.qkv_sizes, strict=True) if spec.qkv_bias else ():
         yield f"{prefix}{name}.bias", (size,)
     if spec.qk_norm is not None and spec.qk_norm_has_weight:
         is_each = spec.qk_norm == "each_head"

@@ -70,8 +70,7 @@ def _list_attention(prefix: str, spec: AttentionSpec, hidden: int) -> Iterator[t
             yield (LinearShape(prefix + name, num_out, num_in),)
         yield (LinearShape(prefix + spec.out, hidden, spec.out_size),)
         return
-    sizes = (spec.query_size, spec.kv_size, spec.kv_size) if len(spec.qkv) == 3 else (spec.qkv_size,)
-    pairs = zip(spec.qkv, sizes, strict=True)
+    pairs = zip(spec.qkv, spec.qkv_sizes, strict=True)
     yield tuple(LinearShape(prefix + name, size, hidden) for name, size in pairs)
     yield (LinearShape(prefix + spec.out, hidden, spec.query_size),)
 

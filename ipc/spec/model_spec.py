@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..params.pooling_params import PoolingTask
 from .generic_spec import GenericSpec
-from .recurrent_spec import RecurrentSpec
+from .recurrent_spec import STATE_ALIGNMENT, RecurrentSpec
 from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -35,7 +35,6 @@ Convert = Literal["auto", "none", "embed", "classify"]
 ModelImpl = Literal["auto", "quire", "vllm", "transformers"]
 
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-_STATE_ALIGNMENT = 16  # float32 numbers
 KV_SCALE_BYTES = 4  # of a token's keys, and of its values, of one head in a cache of 8 bits; float32
 
 
@@ -126,6 +125,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     qk_norm: Literal["each_head", "all_heads"] | None = None
     qk_norm_has_weight: bool = True  # with "each_head": false where the norm multiplies by 1
     norms_rotated: bool = False  # with "each_head": after rotation
+    # Each head of queries is followed by as many numbers, whose sigmoid multiplies what the head gives.
+    has_gate: bool = False
     norms_values: bool = False  # each head's values are divided by their root mean square
     # The number of an earlier layer whose keys and values it reads, with heads like its own; it has none.
     kv_layer: int | None = None
@@ -155,8 +156,20 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def qkv_size(self) -> int:
-        """Numbers of a token that are projected: queries, and the layer's own keys and values."""
+        """Numbers of a token's queries, and of the layer's own keys and values."""
         return self.query_size + (2 * self.kv_size if self.kv_layer is None else 0)
+
+    @property
+    def projected_size(self) -> int:
+        """Numbers of a token that are projected: those, and the gates of queries behind them."""
+        return self.qkv_size + (self.query_size if self.has_gate else 0)
+
+    @property
+    def qkv_sizes(self) -> tuple[int, ...]:
+        """Outputs of each projection in `qkv`."""
+        if len(self.qkv) == 1:
+            return (self.projected_size,)
+        return (self.projected_size - 2 * self.kv_size, self.kv_size, self.kv_size)
 
     @property
     def keeps_kv(self) -> bool:
@@ -181,7 +194,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def count_activations(self) -> int:
         """Numbers that one token holds between the layer's input and output."""
         if self.latent is None:
-            return self.query_size + self.qkv_size
+            return self.query_size + self.projected_size
         latent = self.latent
         each = latent.head_size + latent.size + latent.rank + latent.value_size
         return self.num_heads * each + latent.size + (latent.q_rank or 0)
@@ -191,7 +204,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         if self.latent is not None:
             linears = self.latent.list_linears(self.num_heads, hidden_size)
             return hidden_size * self.out_size + sum(num_out * num_in for _, num_out, num_in in linears)
-        return hidden_size * (self.query_size + self.qkv_size)
+        return hidden_size * (self.query_size + self.projected_size)
 
     def is_cut_by(self, size: int) -> bool:
         """Whether so many ranks can share it."""
@@ -597,9 +610,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         end. States begin at multiples of 64 bytes.
         """
         sizes = [layer.recurrent.state_size if layer.recurrent else 0 for layer in self.layers]
-        return list(
-            accumulate((-(-size // _STATE_ALIGNMENT) * _STATE_ALIGNMENT for size in sizes), initial=0)
-        )
+        return list(accumulate((-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes), initial=0))
 
     @property
     def state_size(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+STATE_ALIGNMENT = 16  # float32 numbers: 64 bytes
 MAX_KERNEL_SIZE = 16  # kMaxKernel of kernels/recurrent/causal_conv.cpp
 
 
@@ -62,4 +63,100 @@ class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return replace(self, num_channels=self.num_channels // size)
 
 
-RecurrentSpec = ShortConvSpec
+class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta_net"):
+    """out(norm(S^T q) * act(z)): the gated delta rule of heads (kernels/recurrent/delta_rule.py).
+
+    Queries, keys and values are what a causal convolution of one projection's outputs gives, with SiLU behind
+    it. Several value heads, one after the other, share a head of keys.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    kernel_size: int = 4
+    # Two names each: queries, keys and values, then z; beta, then what decays come of. One name: both, of
+    # each head of keys by itself.
+    projections: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
+    gates: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
+    # Value head h shares the head h % num_key_heads of keys, as files of llama.cpp have them.
+    is_tiled: bool = False
+    rate_is_log: bool = True  # else the tensor has the rates less than 0
+    conv: str = "linear_attn.conv1d"  # of `conv`.weight [num_channels, 1, kernel_size]
+    rate: str = "linear_attn.A_log"  # of a number for each value head
+    shift: str = "linear_attn.dt_bias"
+    norm: str = "linear_attn.norm"  # of each value head by itself
+    out: str = "linear_attn.out_proj"
+
+    @property
+    def keys_size(self) -> int:
+        """Numbers of a token's keys."""
+        return self.num_key_heads * self.key_size
+
+    @property
+    def values_size(self) -> int:
+        """Numbers of a token's values."""
+        return self.num_value_heads * self.value_size
+
+    @property
+    def num_channels(self) -> int:
+        """Of the convolution."""
+        return 2 * self.keys_size + self.values_size
+
+    @property
+    def delta_offset(self) -> int:
+        """Where, behind the convolution's columns, the heads' states [H, K, V] begin in the layer's."""
+        return -(-self.num_channels * (self.kernel_size - 1) // STATE_ALIGNMENT) * STATE_ALIGNMENT
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a request's state."""
+        return self.delta_offset + self.values_size * self.key_size
+
+    @property
+    def num_shares(self) -> int:
+        """In how many parts it can be cut at most."""
+        return self.num_key_heads
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Outputs of each of `projections` and of `gates`."""
+        wide, narrow = (self.num_channels, self.values_size), (self.num_value_heads,) * 2
+        return (
+            wide if len(self.projections) > 1 else (sum(wide),),
+            narrow if len(self.gates) > 1 else (sum(narrow),),
+        )
+
+    def list_linears(self, hidden_size: int) -> list[tuple[str, int, int]]:
+        """Name, outputs and inputs of each of its projections."""
+        wide, narrow = self.sizes
+        names, sizes = (*self.projections, *self.gates), (*wide, *narrow)
+        named = [(name, size, hidden_size) for name, size in zip(names, sizes, strict=True)]
+        return [*named, (self.out, hidden_size, self.values_size)]
+
+    def list_others(self, hidden_size: int) -> list[tuple[str, tuple[int, ...]]]:  # noqa: ARG002
+        """Name and shape of each other tensor."""
+        heads = (self.num_value_heads,)
+        return [
+            (f"{self.conv}.weight", (self.num_channels, 1, self.kernel_size)),
+            (self.rate, heads),
+            (self.shift, heads),
+            (f"{self.norm}.weight", (self.value_size,)),
+        ]
+
+    def count_activations(self) -> int:
+        """Numbers that one token holds between the layer's input and output."""
+        return 2 * self.num_channels + 2 * self.values_size + 2 * self.num_value_heads
+
+    def is_cut_by(self, size: int) -> bool:
+        """Whether so many ranks can share it."""
+        is_even = not self.is_tiled or self.num_key_heads == self.num_value_heads
+        return size == 1 or (is_even and self.num_key_heads % size == 0)
+
+    def for_rank(self, size: int) -> DeltaNetSpec:
+        """What one of `size` ranks computes of it."""
+        heads = {"num_key_heads": self.num_key_heads // size, "num_value_heads": self.num_value_heads // size}
+        return replace(self, **heads)
+
+
+RecurrentSpec = ShortConvSpec | DeltaNetSpec

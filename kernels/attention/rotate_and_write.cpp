@@ -41,6 +41,7 @@ void rotate(T* x, const float* cos, const float* sin, int head_size) {
 template <typename T>
 struct Layer {
     T* qkv;  // [T, (H + 2 G) D]
+    int64_t stride;  // of its rows
     const float *cos, *sin;
     const T *query_norm, *key_norm;  // [D] or null
     float eps;
@@ -51,7 +52,7 @@ struct Layer {
     KVFormat format;
 
     int width() const { return (num_heads + 2 * num_kv_heads) * head_size; }
-    T* row(int token) const { return qkv + size_t(token) * width(); }
+    T* row(int token) const { return qkv + token * stride; }
 };
 
 // One head's part of a block of the caches, and the slots of it from `offset` on that `count` tokens take.
@@ -95,7 +96,7 @@ void write_codes(const Layer<T>& layer, T* cache, size_t head, bool is_key, cons
     const int D = layer.head_size, size = layer.block_size;
     uint8_t* block = reinterpret_cast<uint8_t*>(cache) + head * attention::narrow_size(size, D);
     uint8_t codes[kMaxHeadSize];
-    for (int slot = offset; slot < offset + count; ++slot, x += layer.width()) {
+    for (int slot = offset; slot < offset + count; ++slot, x += layer.stride) {
         const float scale = attention::encode(x, D, layer.format, codes);
         std::memcpy(block + size_t(size) * D + slot * sizeof scale, &scale, sizeof scale);
         if (is_key)
@@ -119,7 +120,7 @@ void write_tokens(const Layer<T>& layer, int token, int count) {
             continue;
         }
         const Place<T> place{layer.k_cache + base, layer.v_cache + base, int(slot % size), count};
-        write_run(place, key, key + size_t(layer.num_kv_heads) * D, layer.width(), D, size);
+        write_run(place, key, key + size_t(layer.num_kv_heads) * D, layer.stride, D, size);
     }
 }
 
@@ -217,13 +218,13 @@ extern "C" void quire_rotate_latent(int is_bf16, const void* query, void* y, voi
     });
 }
 
-extern "C" void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, const float* cos, const float* sin,
+extern "C" void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, int64_t stride, const float* cos, const float* sin,
                                        const void* query_norm, const void* key_norm, float eps, int norms_after,
                                        void* k_cache, void* v_cache, const int64_t* slots, int num_heads, int num_kv_heads,
                                        int head_size, int block_size, int kv_format) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
-        process_tokens(Layer<T>{static_cast<T*>(qkv), cos, sin, static_cast<const T*>(query_norm),
+        process_tokens(Layer<T>{static_cast<T*>(qkv), stride, cos, sin, static_cast<const T*>(query_norm),
                                 static_cast<const T*>(key_norm), eps, norms_after != 0,
                                 static_cast<T*>(k_cache), static_cast<T*>(v_cache), slots, num_heads, num_kv_heads, head_size, block_size,
                                 KVFormat(kv_format)},

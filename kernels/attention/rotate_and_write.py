@@ -67,7 +67,7 @@ def rotate_and_write_reference(
     `qkv` is [T, (H + 2 G) D]. Without `cos` and `sin` nothing is rotated.
     """
     num_kv_heads, head_size = k_cache.shape[1], find_head_size(k_cache)
-    query, key, value = qkv.view(qkv.shape[0], -1, head_size).split(
+    query, key, value = qkv.unflatten(1, (-1, head_size)).split(
         (num_heads, num_kv_heads, num_kv_heads), dim=1
     )
     if qk_norm is not None and not qk_norm.is_after:
@@ -98,12 +98,23 @@ def launch_rotate_and_write(
     A block of `k_cache` then holds [D, block_size] in its bytes (not [block_size, D]), as the native
     attention kernel reads it; in bfloat16 neighbours are paired: K [D / 2, block_size, 2] and
     V [block_size / 2, D, 2]. Codes of 8 bits lie as the
-    model's numbers would. All contiguous on the CPU; qkv, norms and caches of one type.
+    model's numbers would. All contiguous on the CPU but rows of `qkv`; qkv, norms and caches of one type.
     """
     num_kv_heads, block_size, head_size = *k_cache.shape[1:3], find_head_size(k_cache)
     query_norm, key_norm, eps, is_after = qk_norm or (None, None, 0.0, False)
     library.quire_rotate_and_write(
-        *(qkv.dtype is torch.bfloat16, qkv, qkv.shape[0], cos, sin, query_norm, key_norm, eps, is_after),
+        *(
+            qkv.dtype is torch.bfloat16,
+            qkv,
+            len(qkv),
+            qkv.stride(0),
+            cos,
+            sin,
+            query_norm,
+            key_norm,
+            eps,
+            is_after,
+        ),
         *(k_cache, v_cache, slot_mapping, num_heads, num_kv_heads, head_size, block_size),
         find_format(k_cache),
     )

@@ -39,8 +39,8 @@ def launch_rotate_and_write(
     """q of `qkv` [T, (H + 2 G) D] is normed and rotated in place, keys likewise and values are in the caches.
 
     `cos` and `sin` are float32 [T, D / 2], None where nothing is rotated; caches [blocks, G, block_size, D]
-    or as in narrow_cache.py, all contiguous; D is even. A negative slot is that of a row that pads a captured
-    graph's batch: its key and value go nowhere.
+    or as in narrow_cache.py, all contiguous but rows of `qkv`; D is even. A negative slot is that of a row
+    that pads a captured graph's batch: its key and value go nowhere.
     """
     num_kv_heads, block_size, head_size = *k_cache.shape[1:3], find_head_size(k_cache)
     query_norm, key_norm, eps, is_after = qk_norm or (qkv, qkv, 0.0, False)
@@ -48,7 +48,7 @@ def launch_rotate_and_write(
     _rotate_and_write_kernel[(qkv.shape[0], num_programs)](
         qkv, qkv if cos is None else cos, qkv if sin is None else sin, query_norm, key_norm,
         k_cache, v_cache, slot_mapping, eps, HAS_ANGLES=cos is not None, HAS_NORM=qk_norm is not None,
-        NORMS_AFTER=is_after,
+        NORMS_AFTER=is_after, STRIDE=qkv.stride(0),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_size // 2,
         PADDED_HALF=next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
         KV_FORMAT=find_format(k_cache),
@@ -123,9 +123,9 @@ def _rotate_and_write_kernel(
     qkv: typing.Any, cos: typing.Any, sin: typing.Any, query_norm: typing.Any, key_norm: typing.Any,
     k_cache: typing.Any, v_cache: typing.Any,
     slot_mapping: typing.Any, eps: typing.Any, HAS_ANGLES: tl.constexpr, HAS_NORM: tl.constexpr,
-    NORMS_AFTER: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
-    PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KV_FORMAT: tl.constexpr,
-    USE_PDL: tl.constexpr,
+    NORMS_AFTER: tl.constexpr, STRIDE: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    KV_FORMAT: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (T, groups of HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -136,7 +136,7 @@ def _rotate_and_write_kernel(
     is_key = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
     is_value = (heads >= NUM_HEADS + NUM_KV_HEADS) & (heads < NUM_HEADS + 2 * NUM_KV_HEADS)
     mask = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & has_dim[None, :]
-    row = qkv + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HALF * 2)
+    row = qkv + token * STRIDE
     at = row + heads[:, None] * (HALF * 2) + dims[None, :]
     if HAS_NORM:
         weight_at = tl.where(is_key[:, None], key_norm + dims[None, :], query_norm + dims[None, :])

@@ -67,7 +67,17 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "quire_soft_cap": (_Data, _LONG, _FLOAT),
     "quire_route": (_INT, _Data, _INT, _POINTER, _Data, _Data),
     "quire_experts": (_INT, _INT, _Data, _INT, _Data, _Data, *[_INT] * 3, *[_POINTER] * 3, _Data),
-    "quire_rotate_and_write": (_INT, _Data, _INT, *[_Data] * 4, _FLOAT, _INT, *[_Data] * 3, *[_INT] * 5),
+    "quire_rotate_and_write": (
+        _INT,
+        _Data,
+        _INT,
+        _LONG,
+        *[_Data] * 4,
+        _FLOAT,
+        _INT,
+        *[_Data] * 3,
+        *[_INT] * 5,
+    ),
     "quire_rotate_latent": (_INT, *[_Data] * 3, _INT, *[_Data] * 4, *[_INT] * 5),
     "quire_multiply_heads": (_POINTER, _INT, _INT, _POINTER, _LONG, _INT, _INT, _POINTER, _LONG, _INT),
     "quire_paged_attention": (

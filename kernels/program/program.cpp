@@ -252,6 +252,7 @@ class Pass {
             case QUIRE_ROTATE_LATENT: return rotate_latent(*static_cast<const QuireRotateLatent*>(p));
             case QUIRE_MULTIPLY_HEADS: return multiply_heads(*static_cast<const QuireMultiplyHeads*>(p));
             case QUIRE_CONVOLVE: return convolve(*static_cast<const QuireConvolve*>(p));
+            case QUIRE_DELTA_RULE: return advance_delta(*static_cast<const QuireAdvanceDelta*>(p));
             case QUIRE_PRODUCT: return multiply_by_columns(*static_cast<const QuireProduct*>(p));
         }
     }
@@ -262,6 +263,8 @@ class Pass {
     }
 
     size_t number_size() const { return program_.is_bf16 ? sizeof(bf16) : sizeof(float); }
+
+    char* column(int slot, int first) const { return at<char>(slot) + first * number_size(); }
 
     void embed(const QuireEmbed& op) {
         const size_t width = program_.slots[op.y].row_bytes;
@@ -334,7 +337,7 @@ class Pass {
     void rotate_and_write(const QuireRotate& op) {
         const QuireCache cache = op.writes ? program_.caches[op.layer] : QuireCache{};
         const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
-        quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, cos, sin, op.query_norm, op.key_norm,
+        quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, op.stride, cos, sin, op.query_norm, op.key_norm,
                                op.eps, op.norms_after, cache.k, cache.v, slots_of(cache), op.num_heads, op.num_kv_heads, op.head_size,
                                program_.block_size, program_.kv_format);
     }
@@ -412,8 +415,7 @@ class Pass {
     }
 
     void multiply_by_columns(const QuireProduct& op) {
-        quire_product(program_.is_bf16, op.gate, at(op.x), rows_, op.size, 
-                      at<char>(op.y) + op.first * number_size(), op.stride);
+        quire_product(program_.is_bf16, op.gate, at(op.x), rows_, op.size, column(op.y, op.first), op.stride);
     }
 
     QuireStates states() const {
@@ -424,6 +426,13 @@ class Pass {
     void convolve(const QuireConvolve& op) {
         const QuireStates states = this->states();
         quire_causal_conv(program_.is_bf16, &op.conv, &states, at(op.x), op.stride, at(op.y));
+    }
+
+    void advance_delta(const QuireAdvanceDelta& op) {
+        const QuireStates states = this->states();
+        quire_delta_rule(program_.is_bf16, &op.rule, &states, at(op.qkv), op.qkv_stride,
+                         column(op.decay, op.decay_first), op.decay_stride, column(op.beta, op.beta_first),
+                         op.beta_stride, at(op.y));
     }
 
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
@@ -445,7 +454,7 @@ class Pass {
     }
 
     void norm_of_ranks(const QuireNormOfRanks& op) {
-        char* x = at<char>(op.x) + op.first * number_size();
+        char* x = column(op.x, op.first);
         has_failed_ = quire_shared_norm(program_.is_bf16, &op.norm, x, rows_, op.stride, at<float>(op.squares)) != 0;
     }
 
@@ -489,7 +498,7 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),
         sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireEncoderAttend), sizeof(QuireScaleRows),
         sizeof(QuireActivateXielu), sizeof(QuireRotateLatent), sizeof(QuireMultiplyHeads), sizeof(QuireProduct),
-        sizeof(QuireConvolve),
+        sizeof(QuireConvolve), sizeof(QuireAdvanceDelta),
         sizeof(QuireOperation),
         sizeof(QuireProgram), sizeof(QuireStep),
     };

@@ -9,6 +9,7 @@
 #include "linear/xielu.h"
 #include "norm/shared_norm.h"
 #include "recurrent/causal_conv.h"
+#include "recurrent/delta_rule.h"
 
 #include <cstdint>
 
@@ -34,7 +35,7 @@ enum QuireKind {
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
     QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND, QUIRE_LOAD,
     QUIRE_SCALE_ROWS, QUIRE_XIELU, QUIRE_ROTATE_LATENT, QUIRE_MULTIPLY_HEADS, QUIRE_PRODUCT,
-    QUIRE_CONVOLVE,
+    QUIRE_CONVOLVE, QUIRE_DELTA_RULE,
 };
 
 // y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
@@ -88,7 +89,7 @@ struct QuireMultiply {
 struct QuireRotate {
     const void *query_norm, *key_norm;  // null where the model has none
     int32_t qkv, cos, sin, layer;
-    int32_t num_heads, num_kv_heads, head_size, writes, norms_after;
+    int32_t num_heads, num_kv_heads, head_size, stride, writes, norms_after;
     float eps;
 };
 
@@ -199,6 +200,12 @@ struct QuireProduct {
 struct QuireConvolve {
     QuireCausalConv conv;
     int32_t x, y, stride, padding;
+};
+
+// As quire_delta_rule, with `decay` and `beta` in some columns of two slots, or of one. As QUIRE_CONVOLVE no parts.
+struct QuireAdvanceDelta {
+    QuireDeltaRule rule;
+    int32_t qkv, qkv_stride, decay, decay_first, decay_stride, beta, beta_first, beta_stride, y, padding;
 };
 
 struct QuireOperation {

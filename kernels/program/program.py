@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..linear.xielu import XieluTable
 from ..recurrent.causal_conv import CausalConvTable
+from ..recurrent.delta_rule import DeltaRuleTable
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -32,7 +33,7 @@ Kind = IntEnum(
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
      "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
      "SHARED_NORM", "ENCODER_ATTEND", "LOAD", "SCALE_ROWS", "XIELU", "ROTATE_LATENT", "MULTIPLY_HEADS",
-     "PRODUCT", "CONVOLVE"],
+     "PRODUCT", "CONVOLVE", "DELTA_RULE"],
     start=0,
 )  # fmt: skip
 
@@ -91,7 +92,9 @@ Angles = _make_struct("cos_table sin_table", "cos sin half rope")
 Norm = _make_struct("weight", "x residual y first size stride rounds_normed count", "eps weight_offset")
 Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
 Rotate = _make_struct(
-    "query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size writes norms_after", "eps"
+    "query_norm key_norm",
+    "qkv cos sin layer num_heads num_kv_heads head_size stride writes norms_after",
+    "eps",
 )
 Keep = _make_struct("slots", "num_slots padding")
 Attend = _make_struct(
@@ -132,6 +135,11 @@ RotateLatent = _make_struct("", "query y latent cos sin layer num_heads nope rop
 MultiplyHeads = _make_struct("layers", "x y num_heads x_stride x_step y_stride y_step padding")
 Product = _make_struct("", "x y first size stride gate")
 Convolve = _make_struct("", "x y stride padding", first=(("conv", CausalConvTable),))
+AdvanceDelta = _make_struct(
+    "",
+    "qkv qkv_stride decay decay_first decay_stride beta beta_first beta_stride y padding",
+    first=(("rule", DeltaRuleTable),),
+)
 
 
 class OperationTable(_Table):

@@ -61,7 +61,8 @@ struct Rule {
     int K() const { return spec.key_size; }
     int V() const { return spec.value_size; }
     const T* query(int token, int head) const {
-        return qkv + token * qkv_stride + size_t(head) * spec.num_key_heads / spec.num_value_heads * K();
+        const int heads = spec.num_key_heads;
+        return qkv + token * qkv_stride + size_t(spec.is_tiled ? head % heads : head * heads / spec.num_value_heads) * K();
     }
     const T* key(int token, int head) const { return query(token, head) + size_t(spec.num_key_heads) * K(); }
     const T* value(int token, int head) const {

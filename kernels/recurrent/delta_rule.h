@@ -10,7 +10,8 @@ struct QuireDeltaRule {
     const float *rate, *shift;  // [H]; [H], or [H * K] where the decay is by channel
     int64_t offset;             // of the state [H, K, V] in a slot
     int32_t num_key_heads, num_value_heads, key_size, value_size;
-    int32_t by_channel, padding;
+    int32_t by_channel;
+    int32_t is_tiled;  // value head h shares the head h % G of keys, else h G / H
 };
 
 // y [T, H * V] of the rows of qkv [2 G K + H V], of `decay` [H or H * K] and `beta` [H], which lie so many numbers

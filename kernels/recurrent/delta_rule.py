@@ -37,6 +37,7 @@ class DeltaRule(NamedTuple):
     key_size: int
     value_size: int
     offset: int = 0
+    is_tiled: bool = False  # value head h shares the head h % G of keys
 
     @property
     def by_channel(self) -> bool:
@@ -63,14 +64,14 @@ class DeltaRuleTable(ctypes.Structure):
         ("rate", ctypes.c_void_p),
         ("shift", ctypes.c_void_p),
         ("offset", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in (*_SIZES, "by_channel", "padding")),
+        *((name, ctypes.c_int32) for name in (*_SIZES, "by_channel", "is_tiled")),
     ]
 
 
 def make_table(rule: DeltaRule) -> DeltaRuleTable:
     """Valid while the rule's tensors live."""
     pointers = {name: getattr(rule, name).data_ptr() for name in ("rate", "shift")}
-    sizes = {name: getattr(rule, name) for name in (*_SIZES, "by_channel", "offset")}
+    sizes = {name: getattr(rule, name) for name in (*_SIZES, "by_channel", "is_tiled", "offset")}
     return DeltaRuleTable(**pointers, **sizes)
 
 
@@ -83,10 +84,10 @@ def delta_rule_reference(
     """
     query, key, value = (part.float() for part in rule.split(qkv))
     group = rule.num_value_heads // rule.num_key_heads
-    query, key = (
-        (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)).repeat_interleave(group, 1)
-        for x in (query, key)
-    )
+    query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS) for x in (query, key))
+    heads = torch.arange(rule.num_value_heads, device=qkv.device)
+    heads = heads % rule.num_key_heads if rule.is_tiled else heads // group
+    query, key = query[:, heads], key[:, heads]
     query *= rule.key_size**-0.5
     decay = F.softplus(decay.float() + rule.shift).unflatten(1, (rule.num_value_heads, -1))
     decay, beta = torch.exp(-rule.rate[:, None] * decay), torch.sigmoid(beta.float())

@@ -59,6 +59,7 @@ def _delta_rule(
     K: tl.constexpr,
     V: tl.constexpr,
     BY_CHANNEL: tl.constexpr,
+    IS_TILED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -74,7 +75,7 @@ def _delta_rule(
     if tl.load(seq_lens + request) > end - first:
         state = tl.load(own, mask=is_there, other=0.0)
     head_rate = tl.load(rate + head)
-    key_head = head * num_key_heads // num_value_heads
+    key_head = head % num_key_heads if IS_TILED else head * num_key_heads // num_value_heads
     if BY_CHANNEL:
         channel_shift = tl.load(shift + head * K + rows, mask=is_row, other=0.0)
     else:
@@ -146,6 +147,7 @@ def launch_delta_rule(
         K=rule.key_size,
         V=rule.value_size,
         BY_CHANNEL=rule.by_channel,
+        IS_TILED=rule.is_tiled,
         ROWS=rows,
         COLUMNS=columns,
     )

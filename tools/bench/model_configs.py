@@ -13,8 +13,9 @@ _CONFIGS: dict[str, dict[str, Any]] = msgspec.json.decode(
 
 # tiny is so small that a step is call overhead: it measures the engine, not the matrix kernels. small has the
 # shape of Qwen3-0.6B: 1.19 GB are read a decode step, so it measures bandwidth and matrix kernels. moe has
-# the layers of Qwen3-30B-A3B at a width of 1,024: 0.92 billion parameters, 0.22 of them for a token.
-BENCH_MODELS = {name: _CONFIGS[name] for name in ("tiny", "small", "moe")}
+# the layers of Qwen3-30B-A3B at a width of 1,024: 0.92 billion parameters, 0.22 of them for a token. hybrid
+# has the layers of Qwen3.5-0.8B: 1.3 GB of weights, and states of 19.8 MB a request.
+BENCH_MODELS = {name: _CONFIGS[name] for name in ("tiny", "small", "moe", "hybrid")}
 # Only a config.json and a tokenizer: their weights are made up by the engine (load_format="dummy"). llama-8b
 # has the shape of Llama-3.1-8B, 16.1 GB in bfloat16.
 DUMMY_MODELS = {"qwen3-0.6b": _CONFIGS["small"], "llama-8b": _CONFIGS["llama-8b"]}

@@ -23,6 +23,7 @@ from ...kernels.program.program import (
 from ..attention import AttentionBackend, QKNorm
 from ..attention.metadata import AttentionMetadata
 from ..attention.native_attention import NativeAttention
+from .gate import Gate
 from .linear import Linear
 from .mixer import Mixer
 from .norm import RMSNorm
@@ -36,7 +37,7 @@ class Attention(Mixer):
     `head_norms` are of each query and key head by itself, `all_heads_norms` of all queries and all keys of a
     token; a model has one of them or none. `position_bias` is what `pack_position_bias` makes, None where
     scores have none; `sinks` are float32 [H], None where there are none; `value_norm` is of each head of
-    values by itself.
+    values by itself; `gate` multiplies what the heads give.
     """
 
     spec: AttentionSpec
@@ -48,6 +49,7 @@ class Attention(Mixer):
     position_bias: Tensor | None = None
     sinks: Tensor | None = None
     value_norm: RMSNorm | None = None
+    gate: Gate | None = None
 
     @property
     def backends(self) -> tuple[AttentionBackend, ...]:
@@ -65,7 +67,8 @@ class Attention(Mixer):
         metadata: AttentionMetadata,
     ) -> Tensor:
         metadata = metadata.for_group(self.spec.kv_group)
-        qkv, first = self.qkv_proj(hidden), 0
+        rows, first = self.qkv_proj(hidden), 0
+        qkv = rows if self.gate is None else rows[:, : self.spec.qkv_size]
         for norm in self.all_heads_norms:
             norm.normalize_(qkv[:, first : first + norm.size])
             first += norm.size
@@ -78,35 +81,38 @@ class Attention(Mixer):
             own = kv_cache[0][:, :0], kv_cache[1][:, :0]
         query = self.backend.rotate_and_write(qkv, angles and angles[:2], self.head_norms, own, metadata)
         extra = self.position_bias, self.sinks
-        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec, *extra))
+        attended = self.backend.attend(query, kv_cache, metadata, self.spec, *extra)
+        return self.o_proj(
+            attended if self.gate is None else self.gate(attended, rows[:, self.spec.qkv_size :])
+        )
 
     def emit_write(
         self, program: Program, x: Slot, angles: AngleSlots | None, layer: int
     ) -> tuple[Slot, ...]:
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
-        spec, first = self.spec, 0
+        spec, first, width = self.spec, 0, self.spec.projected_size
         if spec.is_causal:
             # Rows that are kept are as wide as their slot, so each width has its own.
-            qkv = program.slot(f"qkv{spec.qkv_size}", spec.qkv_size)
+            qkv = program.slot(f"qkv{width}", width)
         else:  # layers use two in turn: other parts of a step may still read the one before
-            qkv = program.slot(f"qkv_{layer % 2}", spec.qkv_size, is_whole=True)
+            qkv = program.slot(f"qkv_{layer % 2}", width, is_whole=True)
         self.qkv_proj.emit(program, x, qkv)
         for norm in self.all_heads_norms:
-            norm.emit_in_place(program, qkv, first, spec.qkv_size)
+            norm.emit_in_place(program, qkv, first, width)
             first += norm.size
         if not spec.is_causal and angles is None and self.head_norms is None:
             return (qkv,)
         if self.value_norm is not None:
-            place = spec.qkv_size - spec.kv_size, spec.qkv_size, spec.num_kv_heads
+            place = spec.qkv_size - spec.kv_size, width, spec.num_kv_heads
             self.value_norm.emit_in_place(program, qkv, *place)
-        operation = Rotate(qkv=qkv, layer=layer, writes=spec.keeps_kv, **_heads_of(spec))
+        operation = Rotate(qkv=qkv, layer=layer, writes=spec.keeps_kv, stride=width, **_heads_of(spec))
         if spec.kv_layer is not None:
             operation.num_kv_heads = 0
         if angles is not None:
             operation.cos, operation.sin, table = angles
             if table is not None:
-                factors = ScaleRows(table=table.data_ptr(), x=qkv, size=spec.query_size, stride=spec.qkv_size)
+                factors = ScaleRows(table=table.data_ptr(), x=qkv, size=spec.query_size, stride=width)
                 program.add(Kind.SCALE_ROWS, factors)
         if self.head_norms is not None:
             query_norm, key_norm, operation.eps, operation.norms_after = self.head_norms
@@ -126,10 +132,12 @@ class Attention(Mixer):
         if self.sinks is not None:
             operation.sinks = self.sinks.data_ptr()
         if isinstance(operation, Attend):
-            operation.value_size, operation.stride = spec.head_size, spec.qkv_size
+            operation.value_size, operation.stride = spec.head_size, spec.projected_size
         operation.scale = spec.scale or default_scale(spec.head_size)
         operation.soft_cap = spec.soft_cap or 0.0
         program.add(Kind.ATTEND if spec.is_causal else Kind.ENCODER_ATTEND, operation)
+        if self.gate is not None:
+            self.gate.emit(program, attended, spec.query_size, slots[0], spec.qkv_size, spec.projected_size)
         self.o_proj.emit(program, attended, y)
 
 

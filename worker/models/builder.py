@@ -26,7 +26,7 @@ from ...ipc.spec.model_spec import (
     RopeConfig,
     find_ropes,
 )
-from ...ipc.spec.recurrent_spec import ShortConvSpec
+from ...ipc.spec.recurrent_spec import DeltaNetSpec, ShortConvSpec
 from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
 from ...kernels.group.shared_group import SharedGroup
@@ -34,6 +34,7 @@ from ...kernels.linear.linear import PackedWeight
 from ...kernels.linear.xielu import XieluNumbers
 from ...kernels.program.native import SWITCH, is_switched_off
 from ...kernels.recurrent.causal_conv import CausalConv
+from ...kernels.recurrent.delta_rule import DeltaRule
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
 from ..layers.attention import Attention, make_position_bias
@@ -47,8 +48,10 @@ from ..layers.collectives import (
     TorchSharedRMSNorm,
     VocabParallelLookup,
 )
+from ..layers.delta_net import DeltaNet, DeltaRecurrence
 from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import MLP, Experts, FeedForward, GatedActivation, PlainMLP, Xielu
+from ..layers.gate import Gate
 from ..layers.latent_attention import HeadProducts, LatentAttention
 from ..layers.layer_inputs import InputGate, LayerEnd, LayerInputs
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
@@ -315,7 +318,10 @@ class _Builder:
     def _mixer(self, prefix: str, spec: LayerSpec, index: int) -> Mixer:
         if spec.recurrent is None:
             return self._attention(prefix, spec.attention)
-        return self._short_conv(prefix, spec.recurrent, self._state_offsets[index])
+        recurrent, offset = spec.recurrent, self._state_offsets[index]
+        if isinstance(recurrent, ShortConvSpec):
+            return self._short_conv(prefix, recurrent, offset)
+        return self._delta_net(prefix, recurrent, offset)
 
     def _short_conv(self, prefix: str, spec: ShortConvSpec, offset: int) -> ShortConv:
         size, hidden, cuts = spec.num_channels, self._spec.hidden_size, self._cuts
@@ -330,6 +336,42 @@ class _Builder:
         if self._all_reduce is not None:
             out = RowParallelLinear(out, self._all_reduce)
         return ShortConv(in_proj, self._settle(conv), out)
+
+    def _delta_net(self, prefix: str, whole: DeltaNetSpec, offset: int) -> DeltaNet:
+        hidden, spec, heads = self._spec.hidden_size, whole.for_rank(self._cuts.size), whole.num_value_heads
+        cut, gates_cut, channels = self._cuts.take_delta_heads(whole)
+        wide, narrow = whole.sizes
+        in_proj = self._linear([f"{prefix}.{name}" for name in whole.projections], wide, hidden, False, cut)
+        gates = self._small_linear([f"{prefix}.{name}" for name in whole.gates], narrow, hidden, gates_cut)
+        name, size = f"{prefix}.{whole.conv}.weight", (whole.num_channels, whole.kernel_size)
+        conv = self._convolution(name, None, size, channels)._replace(offset=offset, activation="silu")
+        share = self._cuts.take_columns(heads).columns or range(heads)
+        rate, shift = (
+            self._weights.take_floats(f"{prefix}.{name}", heads)[share.start : share.stop].contiguous()
+            for name in (whole.rate, whole.shift)
+        )
+        sizes = (spec.num_key_heads, spec.num_value_heads, spec.key_size, spec.value_size)
+        rate = rate.exp() if whole.rate_is_log else -rate
+        rule = DeltaRule(rate, shift, *sizes, offset + spec.delta_offset, whole.is_tiled)
+        weight = self._weights.take(f"{prefix}.{whole.norm}.weight", (whole.value_size,))
+        cut = self._cuts.take_columns(whole.values_size)
+        out = self._linear([f"{prefix}.{whole.out}"], (hidden,), whole.values_size, False, cut)
+        if self._all_reduce is not None:
+            out = RowParallelLinear(out, self._all_reduce)
+        recurrence = DeltaRecurrence(rule, self._dtype, self._device)
+        self._size_bytes += recurrence.size_bytes + weight.nbytes
+        norm, gate = RMSNorm(weight, self._spec.norm_eps), Gate("silu", self._dtype, self._device)
+        return DeltaNet(in_proj, gates, self._settle(conv), recurrence, norm, gate, out)
+
+    def _small_linear(self, names: list[str], sizes: tuple[int, ...], width: int, cut: TensorSlice) -> Linear:
+        """As `_linear`, but never quantized here, only read as it is stored."""
+        formats = [self._formats.find(name) for name in names]
+        if any(format is not None and format.layout is not None for format in formats):
+            return self._linear(names, sizes, width, False, cut)
+        weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
+        linear = self._make_linear(weight)
+        self._size_bytes += linear.size_bytes
+        return linear
 
     def _convolution(
         self, name: str, bias_name: str | None, shape: tuple[int, int], cut: TensorSlice
@@ -411,10 +453,8 @@ class _Builder:
     def _attention(self, prefix: str, whole: AttentionSpec) -> Mixer:
         if whole.latent is not None:
             return self._latent_attention(prefix, whole, whole.latent)
-        hidden, sizes = self._spec.hidden_size, (whole.query_size, whole.kv_size, whole.kv_size)
+        hidden, sizes = self._spec.hidden_size, whole.qkv_sizes
         names, cuts, spec = [f"{prefix}.{part}" for part in whole.qkv], self._cuts, whole
-        if len(names) == 1:
-            sizes = (whole.qkv_size,)
         order = find_head_order(whole.rope or self._spec.rope, whole.head_size)
         qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole, order))
         cut = cuts.take_columns(whole.query_size)
@@ -426,7 +466,8 @@ class _Builder:
         if whole.norms_values:
             weight = torch.ones(whole.head_size, dtype=self._dtype, device=self._device)
             value_norm = RMSNorm(weight, self._spec.norm_eps)
-        extra = self._position_bias, self._sinks(prefix, whole), value_norm
+        gate = Gate("sigmoid", self._dtype, self._device) if whole.has_gate else None
+        extra = self._position_bias, self._sinks(prefix, whole), value_norm, gate
         return Attention(spec, qkv, out, *norms, backend, *extra)
 
     def _sinks(self, prefix: str, spec: AttentionSpec) -> Tensor | None:

@@ -26,7 +26,7 @@ from ...ipc.spec.weight_format import WeightFormat
 from .compressed_tensors import MXFP4_NUMBERS
 from .finite import check_finite
 from .integer_weight import IntegerWeight, pack_nibbles
-from .weights import TensorSlice, WeightSource
+from .weights import WHOLE, TensorSlice, WeightSource
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_BYTES = 1 << 20  # of stored rows that become numbers at once
@@ -74,6 +74,11 @@ class GgufSource(WeightSource):
         tensor = self._find(name, (count,))
         numbers = _make_numbers(self._read_rows(tensor), tensor)[:, 0].float().to(self._device)
         return check_finite(name, numbers)
+
+    def take_kernel(self, name: str, num_channels: int, size: int, cut: TensorSlice = WHOLE) -> Tensor:
+        tensor = self._find(name, (num_channels, size))
+        rows = torch.cat(cut.find_pieces([self._read_rows(tensor)]))
+        return _make_numbers(rows, tensor).float().to(self._device)
 
     def holds(self, name: str) -> bool:
         return name in self._tensors

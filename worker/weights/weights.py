@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...ipc.errors import ModelError
 from ...ipc.spec.model_spec import AttentionSpec, ExpertsSpec, RopeConfig, list_stored_names, rename_stored
+from ...ipc.spec.recurrent_spec import DeltaNetSpec
 from ...ipc.spec.weight_format import WeightFormat
 from ..steps.staging import StagingRing
 from .finite import check_finite, is_finite
@@ -57,8 +58,10 @@ class RankCuts:
 
         `order` is that of each query's and key's numbers; scores are sums over a head, so it changes none.
         """
-        keys, first = self._keys(spec) if spec.kv_layer is None else [], spec.query_size
+        keys, first = self._keys(spec) if spec.kv_layer is None else [], spec.qkv_sizes[0]
         queries = self._share(spec.query_size)
+        if spec.has_gate:
+            return self._take_gated_heads(spec, order or (range(spec.head_size),), keys)
         if spec.qkv_by_group:
             rotated, values = _find_groups(spec, queries, keys)
             order = order or (range(spec.head_size),)
@@ -68,6 +71,42 @@ class RankCuts:
         if order is None:
             return self._rows(*rotated, *values)
         return TensorSlice((*_order_heads(rotated, spec.head_size, order), *values))
+
+    def _take_gated_heads(self, spec: AttentionSpec, order: HeadOrder, keys: list[range]) -> TensorSlice:
+        """The same where each head of queries has its gate behind it; gates come last."""
+        size, first = spec.head_size, spec.qkv_sizes[0]
+        queries = [range(2 * size * head, 2 * size * head + size) for head in self._share(spec.num_heads)]
+        rotated = [*queries, *(_shift(rows, first) for rows in keys)]
+        values = [_shift(rows, first + spec.kv_size) for rows in keys]
+        gates = [_shift(rows, size) for rows in queries]
+        return TensorSlice((*_order_heads(rotated, size, order), *values, *gates))
+
+    def take_delta_heads(self, spec: DeltaNetSpec) -> tuple[TensorSlice, TensorSlice, TensorSlice]:
+        """Its heads of keys and values: of the projections to queries, keys, values and z in this order, of
+        those to beta and decays, and of the convolution's channels.
+        """
+        keys, values, heads = spec.keys_size, spec.values_size, spec.num_value_heads
+        group = heads // spec.num_key_heads
+        wide = spec.key_size, spec.key_size, group * spec.value_size, group * spec.value_size
+        return (
+            self.take_rows(keys, keys, values, values)
+            if len(spec.projections) > 1
+            else self._gather_groups(spec, *wide),
+            self.take_rows(heads, heads) if len(spec.gates) > 1 else self._gather_groups(spec, group, group),
+            self.take_rows(keys, keys, values),
+        )
+
+    def _gather_groups(self, spec: DeltaNetSpec, *sizes: int) -> TensorSlice:
+        """Of parts that lie side by side in each head of keys: the first of all its heads, and so on."""
+        stride, heads = sum(sizes), self._share(spec.num_key_heads)
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        return TensorSlice(
+            tuple(
+                range(head * stride + start, head * stride + start + size)
+                for start, size in zip(starts, sizes, strict=True)
+                for head in heads
+            )
+        )
 
     def take_ordered_heads(self, num_heads: int, order: HeadOrder) -> TensorSlice:
         """Its share of heads, each with its numbers in this order."""

@@ -148,15 +148,18 @@ def read_window(fields: ConfigFields, default: int | None) -> int | None:
     return fields.integer("sliding_window", default)
 
 
-def read_layer_types(fields: ConfigFields, is_sliding: Sequence[bool]) -> list[bool]:
-    """Which layers have the window, one entry a layer; `is_sliding` is for checkpoints that do not say."""
+def read_layer_types(fields: ConfigFields, is_sliding: Sequence[bool], other: str = _SLIDING) -> list[bool]:
+    """Which layers are of the kind `other`, usually the window's, one entry a layer.
+
+    `is_sliding` is for checkpoints that do not say.
+    """
     kinds = fields.get("layer_types")
     if kinds is None:
         return list(is_sliding)
-    allowed = f"{len(is_sliding)} of {_FULL!r} and {_SLIDING!r}"
+    allowed = f"{len(is_sliding)} of {_FULL!r} and {other!r}"
     if not isinstance(kinds, list) or len(cast(list[Any], kinds)) != len(is_sliding):
         raise fields.error("layer_types", kinds, allowed)
     for kind in cast(list[Any], kinds):
-        if kind not in (_FULL, _SLIDING):
+        if kind not in (_FULL, other):
             raise fields.error("layer_types", kind, allowed)
-    return [kind == _SLIDING for kind in cast(list[Any], kinds)]
+    return [kind == other for kind in cast(list[Any], kinds)]

@@ -17,24 +17,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     """The model of config.json."""
     fields.ignore("sliding_window")
     attention = replace(read_attention(fields, num_kv_heads=16), qkv_bias=fields.boolean("qkv_bias", True))
-    num_experts, num_experts_per_tok = read_num_experts(fields, default=60, per_token=4)
-    activation = read_activation(fields)
-    shared = DenseSpec(
-        intermediate_size=fields.integer("shared_expert_intermediate_size", 5632),
-        activation=activation,
-        gate=f"{_SHARED}gate_proj",
-        up=f"{_SHARED}up_proj",
-        down=f"{_SHARED}down_proj",
-    )
-    experts = ExpertsSpec(
-        num_experts=num_experts,
-        num_experts_per_tok=num_experts_per_tok,
-        intermediate_size=fields.integer("moe_intermediate_size", 1408),
-        activation=activation,
-        norm_topk_prob=fields.boolean("norm_topk_prob", False),
-        shared=shared,
-        shared_gate="mlp.shared_expert_gate",
-    )
+    experts = read_experts(fields, num_experts=60, per_token=4, widths=(1408, 5632), norm_topk_prob=False)
     is_sparse, dense = read_sparse(fields), read_dense(fields)
     slides = fields.boolean("use_sliding_window", False)
     first = fields.integer("max_window_layers", 28, low=0)
@@ -49,3 +32,27 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         for is_windowed, has_experts in zip(is_sliding, is_sparse, strict=True)
     ]
     return read_model(fields, "Qwen2MoeForCausalLM", layers, max_positions=32768)
+
+
+def read_experts(
+    fields: ConfigFields, num_experts: int, per_token: int, widths: tuple[int, int], norm_topk_prob: bool
+) -> ExpertsSpec:
+    """Those of a layer with the shared one. What is given is the family's default; `widths` are of both."""
+    num_experts, num_experts_per_tok = read_num_experts(fields, default=num_experts, per_token=per_token)
+    activation = read_activation(fields)
+    shared = DenseSpec(
+        intermediate_size=fields.integer("shared_expert_intermediate_size", widths[1]),
+        activation=activation,
+        gate=f"{_SHARED}gate_proj",
+        up=f"{_SHARED}up_proj",
+        down=f"{_SHARED}down_proj",
+    )
+    return ExpertsSpec(
+        num_experts=num_experts,
+        num_experts_per_tok=num_experts_per_tok,
+        intermediate_size=fields.integer("moe_intermediate_size", widths[0]),
+        activation=activation,
+        norm_topk_prob=fields.boolean("norm_topk_prob", norm_topk_prob),
+        shared=shared,
+        shared_gate="mlp.shared_expert_gate",
+    )

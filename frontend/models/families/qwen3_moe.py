@@ -13,7 +13,7 @@ from .parts import read_activation, read_dense, read_model, read_num_layers, rea
 from .qwen3 import read_qwen3_attention
 
 # Of Qwen3-VL's files; others have a tensor for each expert.
-_STACK = ExpertStackSpec(gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj", is_transposed=None)
+STACK = ExpertStackSpec(gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj", is_transposed=None)
 
 
 def read_spec(fields: ConfigFields) -> ModelSpec:
@@ -29,7 +29,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         intermediate_size=fields.integer("moe_intermediate_size", 768),
         activation=read_activation(fields),
         norm_topk_prob=fields.boolean("norm_topk_prob", False),
-        stack=_STACK,
+        stack=STACK,
     )
     dense = read_dense(fields)
     layers = [

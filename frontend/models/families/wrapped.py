@@ -30,6 +30,10 @@ UNUSED_TENSORS = (*_TOWERS, *(f"model.{name}" for name in _TOWERS))
 # keys that are absent, as tools leave out what is equal to them.
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 _QWEN = {**_LLAMA, "intermediate_size": 22016, "vocab_size": 151936}
+_QWEN3_5 = {
+    **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4},
+    **{"vocab_size": 248320, "intermediate_size": 12288},
+}
 _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2ForCausalLM", {}),
     "gemma3_text": (
@@ -61,6 +65,11 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", _QWEN),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", _QWEN3_5),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeForCausalLM",
+        {**_QWEN3_5, "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2},
+    ),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
     "qwen3_vl_moe_text": (
         "Qwen3MoeForCausalLM",
@@ -106,6 +115,8 @@ _WRAPPERS = {
     "Qwen2_5_VLForConditionalGeneration": _Wrapper("qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": _Wrapper("qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": _Wrapper("qwen3_vl_moe_text"),
+    "Qwen3_5ForConditionalGeneration": _Wrapper("qwen3_5_text"),
+    "Qwen3_5MoeForConditionalGeneration": _Wrapper("qwen3_5_moe_text"),
     "SmolVLMForConditionalGeneration": _Wrapper("llama"),
     "VipLlavaForConditionalGeneration": _Wrapper("llama"),
     "VoxtralForConditionalGeneration": _Wrapper("llama", is_tied=None),

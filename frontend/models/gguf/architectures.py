@@ -14,7 +14,10 @@ PREDICTING = "num_nextn_predict_layers"
 # Whose layers have latent attention, and whose heads may be rotated in part.
 LATENTS = frozenset(("deepseek2", "minicpm3", "mistral4"))
 PARTLY_ROTATED = frozenset(
-    ("glm4", "glm4moe", "gptneox", "minimax-m2", "nemotron", "phi2", "phi3", "phimoe", "stablelm")
+    (
+        *("glm4", "glm4moe", "gptneox", "minimax-m2", "nemotron", "phi2", "phi3", "phimoe", "stablelm"),
+        *("qwen35", "qwen35moe", "qwen3next"),
+    )
 )
 _Q_RANK = "attention.q_lora_rank"
 _SIGMOID = 2  # of expert_gating_func
@@ -68,6 +71,26 @@ def _read_qwen2_moe(keys: Keys) -> Config:
         "shared_expert_intermediate_size": keys.family_integer("expert_shared_feed_forward_length"),
         "qkv_bias": _has_qkv_bias(keys),
     }
+
+
+def _read_delta_net(keys: Keys) -> Config:
+    """Qwen3-Next's and Qwen3.5's layers, dense or with experts."""
+    keys.family_value("rope.dimension_sections")  # of a text's positions they are all one
+    heads, size = keys.family_integer("ssm.time_step_rank"), keys.family_integer("ssm.inner_size")
+    if size % heads:
+        raise keys.error("ssm.inner_size", size, f"a multiple of ssm.time_step_rank={heads}")
+    config = {
+        "linear_num_key_heads": keys.family_integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.family_integer("ssm.state_size"),
+        "linear_value_head_dim": size // heads,
+        "linear_conv_kernel_dim": keys.family_integer("ssm.conv_kernel"),
+        "full_attention_interval": keys.family_integer("full_attention_interval", 4),
+    }
+    if "expert_count" not in keys:
+        return config
+    width = keys.family_integer("expert_shared_feed_forward_length")
+    return {**config, **_read_qwen3_moe(keys), "shared_expert_intermediate_size": width}
 
 
 def _read_routed(keys: Keys) -> Config:
@@ -513,7 +536,10 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Keys], Config]]] = {
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", _read_qwen2_moe),
     "qwen2vl": ("Qwen2ForCausalLM", "qwen2", _read_text_of_qwen_vl),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _read_nothing),
+    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text", _read_delta_net),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _read_delta_net),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _read_qwen3_moe),
+    "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next", _read_delta_net),
     "qwen3vl": ("Qwen3ForCausalLM", "qwen3", _read_text_of_qwen_vl),
     "qwen3vlmoe": ("Qwen3MoeForCausalLM", "qwen3_moe", _read_text_of_qwen_vl),
     "seed_oss": ("SeedOssForCausalLM", "seed_oss", _read_qkv_bias),

@@ -13,6 +13,7 @@ import msgspec
 from ....ipc.errors import ModelError
 from ....ipc.spec.gguf_tensor import FLOATS, FUSED, HALVES, GgmlType, GgufTensor
 from ....ipc.spec.model_spec import ModelSpec
+from ....ipc.spec.recurrent_spec import DeltaNetSpec, RecurrentSpec
 from ....ipc.spec.weight_format import WeightFormat, WeightFormats
 from .architectures import PREDICTING, Config
 from .header import GgufHeader, StoredTensor
@@ -121,6 +122,29 @@ _FALCON = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+_DELTA_NET = {
+    **_ATTENTION,
+    **_DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_SHARED_EXPERT = {
+    "ffn_gate_inp": "mlp.gate",
+    **_EXPERTS,
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 _FEED_FORWARD = "feed_forward."
 # After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
 _LAYERS: dict[str, dict[str, str]] = {
@@ -193,15 +217,10 @@ _LAYERS: dict[str, dict[str, str]] = {
         **_EXPERTS,
     },
     "olmoe": {**_PRE_NORM, "ffn_gate_inp": "mlp.gate", **_EXPERTS},
-    "qwen2_moe": {
-        **_PRE_NORM,
-        "ffn_gate_inp": "mlp.gate",
-        **_EXPERTS,
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    },
+    "qwen2_moe": {**_PRE_NORM, **_SHARED_EXPERT},
+    "qwen3_5_moe_text": {**_DELTA_NET, **_SHARED_EXPERT},
+    "qwen3_5_text": _DELTA_NET,
+    "qwen3_next": {**_DELTA_NET, **_SHARED_EXPERT},
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "dots1": _ROUTED,
@@ -258,14 +277,15 @@ _LAYERS: dict[str, dict[str, str]] = {
 _BARE = (  # tensors whose name has no .weight or .bias
     *("self_attn.sinks", "e_score_correction_bias"),
     *("layer_scalar", "router.scale", "router.per_expert_scale"),
+    *("linear_attn.A_log", "linear_attn.dt_bias"),
 )
 _ADDED_ONE = frozenset(
-    ("gemma", "gemma2", "gemma3_text", "nemotron")
+    ("gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 )  # model types whose norms are stored as what they multiply by
 _PAIRED = frozenset(
     ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "olmo", "smollm3")
 )  # whose queries and keys llama.cpp's converter has reordered
-_NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40}(?:_\d)?)(?:\.(\d{1,5}))?\.(weight|bias|scale)")
+_NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40}(?:_\d)?)(?:\.(\d{1,5}))?(?:\.(weight|bias|scale))?")
 
 
 def name_tensors(headers: Sequence[GgufHeader], config: Config) -> tuple[GgufTensor, ...]:
@@ -324,16 +344,33 @@ def _split_qkv(header: GgufHeader, stored: StoredTensor, config: Config) -> list
 def as_converted(spec: ModelSpec) -> ModelSpec:
     """The model of such a file: its linear layers are stored by output, queries before keys and values."""
     layers = [
-        msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, qkv_by_group=False))
+        msgspec.structs.replace(
+            layer,
+            attention=msgspec.structs.replace(layer.attention, qkv_by_group=False),
+            recurrent=_as_converted(layer.recurrent),
+        )
         for layer in spec.layers
     ]
     return msgspec.structs.replace(spec, layers=tuple(layers), transposed_linears=False)
 
 
+def _as_converted(spec: RecurrentSpec | None) -> RecurrentSpec | None:
+    if not isinstance(spec, DeltaNetSpec):
+        return spec
+    # Qwen3-Next's converter is older than the order of value heads that its successors' files have.
+    is_fused = len(spec.projections) == 1
+    return msgspec.structs.replace(
+        spec,
+        projections=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+        is_tiled=not is_fused,
+        rate_is_log=False,
+    )
+
+
 def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTensor:
     kind, shape = config["model_type"], stored.shape
     match = _NAME.fullmatch(stored.name)
-    if match is None:
+    if match is None or (match[4] is None and match[2] != "ssm_a"):
         raise _error(header, stored, f"the name of a tensor of {kind}")
     layer, part, expert, suffix = match.groups()
     if layer is None:
@@ -365,7 +402,7 @@ def _name(header: GgufHeader, stored: StoredTensor, config: Config) -> GgufTenso
     num_heads = config[heads[part]] if kind in _PAIRED and part in heads else 0
     if num_heads and shape[0] % (2 * num_heads):
         raise _error(header, stored, f"a multiple of {2 * num_heads} rows, two for each of {num_heads} heads")
-    has_added_one = kind in _ADDED_ONE and "norm" in part and suffix == "weight"
+    has_added_one = kind in _ADDED_ONE and "norm" in part and part != "ssm_norm" and suffix == "weight"
     if not name.endswith(_BARE):
         name = f"{name}.{suffix}"
     return GgufTensor(name, stored.type, shape, 0, stored.offset, num_heads, has_added_one)
@@ -393,7 +430,7 @@ _FORMS: dict[GgmlType, tuple[Literal[4, 8], int, bool]] = {
     "MXFP4": (4, 32, False),
 }
 # Projections of the same inputs are one layer in memory, which has a format or is plain.
-_SAME_INPUTS = re.compile(r"\b(?:[qkv]|gate|up)_proj$|\bw[13]$")
+_SAME_INPUTS = re.compile(r"\b(?:[qkv]|gate|up)_proj$|\bw[13]$|\bin_proj_(?:qkv|z|[ab])$")
 
 
 def make_formats(tensors: Sequence[GgufTensor], spec: ModelSpec) -> WeightFormats:
@@ -404,10 +441,8 @@ def make_formats(tensors: Sequence[GgufTensor], spec: ModelSpec) -> WeightFormat
         if tensor.name.endswith(".weight") and len(tensor.shape) > 1
         for name in _list_names(tensor)
     }
-    plain = {_SAME_INPUTS.sub("", name) for name, format in formats.items() if format is None}
-    formats = {
-        name: None if _SAME_INPUTS.sub("", name) in plain else format for name, format in formats.items()
-    }
+    plain = {_find_together(name) for name, format in formats.items() if format is None}
+    formats = {name: None if _find_together(name) in plain else format for name, format in formats.items()}
     if not spec.tie_word_embeddings:  # the table is looked up, and not multiplied with
         formats.pop(spec.embedding.tokens, None)
     counts = Counter(formats.values())
@@ -417,6 +452,11 @@ def make_formats(tensors: Sequence[GgufTensor], spec: ModelSpec) -> WeightFormat
     if tied is not None:
         exceptions[spec.embedding.tokens] = tied
     return WeightFormats(default=default, exceptions=exceptions)
+
+
+def _find_together(name: str) -> str:
+    """Equal for all projections of one layer in memory."""
+    return _SAME_INPUTS.sub(lambda match: "ba" if match[0] in ("in_proj_a", "in_proj_b") else "", name)
 
 
 def _make_format(type_: GgmlType) -> WeightFormat | None:
