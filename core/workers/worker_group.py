@@ -9,8 +9,8 @@ import os
 import signal
 import struct
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -215,7 +215,7 @@ class WorkerGroup:
         match event:
             case WorkerReady():
                 self._ready[rank] = event
-                return _join_ready(self._ready) if len(self._ready) == self._parallel.num_ranks else None
+                return join_ready(self._ready) if len(self._ready) == self._parallel.num_ranks else None
             case WorkerFailed():
                 return event
             case _:
@@ -245,7 +245,7 @@ def find_late_rank(members: Sequence[bytes], stage_size: int) -> int | None:
     return first + of_stage.index(least) if of_stage.count(least) == 1 else None
 
 
-def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
+def join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
     """One WorkerReady of all ranks': the blocks that each has, and the memory of all.
 
     WorkerFailed if the ranks have not loaded the same model.
@@ -256,14 +256,21 @@ def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
             text = f"rank {rank} sees other weights or another configuration than rank 0"
             return WorkerFailed(f"{text} ({other.weights_id}, not {first.weights_id})", "ModelError")
     answers = ready.values()
-    parts = zip(*(answer.ledger for answer in answers), strict=True)
+    ledger = Counter[str]()
+    for answer in answers:
+        ledger.update(dict(answer.ledger))
     return msgspec.structs.replace(
         first,
-        ledger=[(part[0][0], sum(size_bytes for _, size_bytes in part)) for part in parts],
-        num_gpu_blocks=min(answer.num_gpu_blocks for answer in answers),
-        num_state_slots=max(answer.num_state_slots for answer in answers),
+        ledger=list(ledger.items()),
+        num_gpu_blocks=_find_least(answer.num_gpu_blocks for answer in answers),
+        num_state_slots=_find_least(answer.num_state_slots for answer in answers),
         batch_variance_reason=next(filter(None, (answer.batch_variance_reason for answer in answers)), ""),
     )
+
+
+def _find_least(counts: Iterable[int]) -> int:
+    """Of those that have some: a stage may have no layer with KV, or none with states."""
+    return min(filter(None, counts), default=0)
 
 
 def name_roles(size: int) -> Sequence[str]:

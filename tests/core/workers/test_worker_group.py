@@ -12,7 +12,7 @@ import pytest
 import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
 from quire.core.workers import local_place
-from quire.core.workers.worker_group import find_late_rank
+from quire.core.workers.worker_group import find_late_rank, join_ready
 from quire.ipc.protocol.step import (
     ModelRunnerOutput,
     WorkerFailed,
@@ -131,3 +131,14 @@ def test_ranks_that_have_loaded_other_weights_are_refused_by_name(start: Callabl
     assert failed.kind == "ModelError"
     assert failed.reason.startswith("rank 1 sees other weights or another configuration than rank 0")
     assert "weights-1, not weights-0" in failed.reason
+
+
+def test_what_a_stage_has_no_layer_for_is_what_the_others_have() -> None:
+    """Stages of which one has no layer with KV and one none with recurrent states."""
+    first = WorkerReady(0, "cpu", [("weights", 2), ("states", 3)], num_state_slots=9)
+    second = WorkerReady(70, "cpu", [("weights", 5), ("KV cache", 7)])
+    third = WorkerReady(60, "cpu", [("weights", 1), ("KV cache", 7), ("states", 1)], num_state_slots=8)
+    ready = join_ready({0: first, 1: second, 2: third})
+    assert isinstance(ready, WorkerReady)
+    assert (ready.num_gpu_blocks, ready.num_state_slots) == (60, 8)
+    assert ready.ledger == [("weights", 8), ("states", 4), ("KV cache", 14)]
