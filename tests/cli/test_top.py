@@ -101,6 +101,14 @@ def test_the_block_map_shows_used_cached_and_free_runs():
         assert cells.count(sign) == pytest.approx(share * len(cells), abs=1)
 
 
+def test_state_slots_stand_beside_the_blocks_of_a_model_that_has_them():
+    stats = msgspec.structs.replace(
+        make_snapshot().stats, state_slots_used=3, state_slots_cached=1200, state_slots_total=2048
+    )
+    assert "30/120   states 3+1,200/2,048" in draw(make_snapshot(stats=stats))
+    assert "states" not in draw(make_snapshot())
+
+
 def test_a_block_in_use_is_never_drawn_as_free():
     block_map = bytes((0, 0)) * 511 + bytes((1, 0))
     (line,) = [

@@ -11,7 +11,7 @@ import pytest
 from fakes import FakeClock, FakeWorker, make_config, make_request
 from quire.core.clients.client_registry import OUTBOX_RETRY_S, ClientRegistry
 from quire.core.engine.engine_loop import MAX_RECEIVE_S, EngineLoop
-from quire.core.stats.engine_facts import StartupClock
+from quire.core.stats.engine_facts import StartupClock, format_startup
 from quire.core.workers.executor import Executor, ExecutorEvent, WorkerLost
 from quire.ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
 from quire.ipc.processes.restarts import MAX_WORKER_LOSSES
@@ -75,7 +75,7 @@ class ScriptedExecutor(Executor):
 class Engine:
     """A loop, what it runs on, and what its clients were sent."""
 
-    def __init__(self, journal_path: str = "") -> None:
+    def __init__(self, journal_path: str = "", config: EngineConfig = CONFIG) -> None:
         self.clock = FakeClock()
         self.executor = ScriptedExecutor()
         self.sent: list[msgspec.Struct] = []
@@ -84,7 +84,7 @@ class Engine:
         self.registry = ClientRegistry("epoch", 0.0, self._send, self.clock)
         startup = StartupClock("start core", self.clock())
         self.loop = EngineLoop(
-            CONFIG, self.executor, self.registry, startup, journal_path, self.clock, self.clock, b"fixed"
+            config, self.executor, self.registry, startup, journal_path, self.clock, self.clock, b"fixed"
         )
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
@@ -302,6 +302,26 @@ def test_a_worker_with_fewer_blocks_ends_this_core_with_nobody_to_blame(tmp_path
     assert engine.loop.end is not None
     assert engine.loop.end.exit_code == EXIT_CRASHED
     assert json.loads(journal.read_text())["alone"] is None
+
+
+def test_a_worker_with_fewer_state_slots_ends_this_core_and_another_has_as_many() -> None:
+    engine = Engine(config=make_config(num_state_slots=300))
+    first = msgspec.structs.replace(READY, num_state_slots=300)
+    engine.turn(Hello(PROTOCOL_VERSION, "test", 1), events=(first,))
+    assert engine.executor.config is not None
+    assert engine.executor.config.cache.num_state_slots == 300
+    assert engine.registry.facts is not None
+    assert "300 state slots: 256 of running requests, 44 of prefixes" in format_startup(engine.registry.facts)
+    engine.turn(events=(LOST,))
+    engine.turn(events=(first,))
+    assert engine.loop.end is None
+    engine.turn(events=(LOST,))
+    engine.turn(events=(msgspec.structs.replace(READY, num_state_slots=299),))
+    assert engine.loop.end is not None
+    assert (
+        engine.loop.end.reason
+        == "the restarted worker has room for fewer KV blocks or states than before; starting anew"
+    )
 
 
 def test_an_engine_that_is_stopped_blames_nobody(tmp_path: Path):

@@ -47,6 +47,23 @@ def test_the_pocket_model_is_the_default():
     assert (config.scheduler.run_ahead, config.parallel.executor_backend) == (2, "mp")
 
 
+def test_a_model_with_large_states_has_as_many_sequences_a_step_as_these_take_2_gib(tmp_path: Path):
+    kinds = ["conv", "full_attention"] * 8
+    hybrid = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": kinds}
+    hybrid |= {"hidden_size": 65536, "conv_L_cache": 9, "num_hidden_layers": 16, "norm_eps": 1e-5}
+    folder = copy_pocket(tmp_path, **hybrid)
+    written = json.loads((tmp_path / "config.json").read_text())
+    kept = {name: value for name, value in written.items() if name not in ("hidden_act", "rms_norm_eps")}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    config = EngineArgs(folder, load_format="dummy").create_engine_config()
+    assert config.state_bytes == 8 * 65536 * 8 * 4
+    assert config.scheduler.max_num_seqs == 128  # of 16 MiB
+    few = EngineArgs(folder, load_format="dummy", num_state_slots=20).create_engine_config()
+    assert few.scheduler.max_num_seqs == 20
+    given = EngineArgs(folder, load_format="dummy", max_num_seqs=200).create_engine_config()
+    assert given.scheduler.max_num_seqs == 200
+
+
 PLACES: dict[str, tuple[Any, str]] = {  # argument -> a value, and where it is in the config
     "served_model_name": ("mine", "model.served_model_name"),
     "dtype": ("bfloat16", "model.dtype"),
