@@ -37,6 +37,8 @@ SEED_SIZE_BYTES = 32
 # Tokens between states of a long prompt that are saved where slots are free.
 SAVE_INTERVAL = 2048
 MIN_AWAITED_TOKENS = 64  # for which a request waits a step
+# The last tokens of a chat's prompt may open a thought, which the next turn's prompt does not have.
+MAX_DROPPED_TOKENS = 4
 
 
 class BlockHasher:
@@ -376,8 +378,8 @@ class KVCacheManager:
         saved as they are computed.
 
         Those at the last border before its last token, so that the same prompt and what goes on from it are
-        found; at the end of the KV that was found, so that the next one with this beginning has more of it;
-        and here and there between, where nobody else wants the slot.
+        found, also without its last few tokens; at the end of the KV that was found, so that the next one
+        with this beginning has more of it; and here and there between, where nobody else wants the slot.
         """
         assert self.states is not None
         is_left = bool(hit.tail) and not request.is_continued  # by itself, for nobody else
@@ -387,8 +389,11 @@ class KVCacheManager:
             size, start = self.block_size, hit.num_tokens
             last, junction = self._max_hits(request) * size, hit.num_kv_blocks * size
             between = range(start // SAVE_INTERVAL * SAVE_INTERVAL, last, SAVE_INTERVAL)
-            points = sorted({last, junction, *between}, reverse=True)
-            request.save_points = [(n, n in (last, junction)) for n in points if n > start]
+            wanted = {last, junction}
+            if request.num_tokens - last <= MAX_DROPPED_TOKENS:
+                wanted.add(last - size)
+            points = sorted(wanted.union(between), reverse=True)
+            request.save_points = [(n, n in wanted) for n in points if n > start]
             request.next_save_at = request.save_points[-1][0] if request.save_points else start + 1
         source = hit.state
         request.copied_slot = None if source is None or source.slot == request.state_slot else source.slot

@@ -7,9 +7,11 @@ from fakes import FakeEngine, make_config, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 from quire.core.kv.state_slots import Snapshot, StateSlots
 from quire.ipc.protocol.messages import EngineCoreRequest
 from quire.ipc.spec.config import EngineConfig, SchedulerConfig
+from quire.ipc.spec.model_spec import NO_ATTENTION
 
 BLOCK_SIZE = 8
 
@@ -94,8 +96,43 @@ def test_a_long_prompt_leaves_states_on_its_way_where_slots_are_free() -> None:
     # With one to spare, the state at the last border takes it over.
     for num_slots, expected in ((12, [2048, 4096, 5000]), (2, [2048, 5000])):
         engine = FakeEngine(make_hybrid(num_slots=num_slots, max_num_seqs=1, max_model_len=8192), 1024)
-        run(engine, make_request("a", [*range(997)] * 5 + [3] * 16, max_tokens=1))
+        run(engine, make_request("a", [*range(997)] * 5 + [3] * 20, max_tokens=1))
         assert [n for step in engine.steps for _, n, _ in step.state_saves] == expected
+
+
+def test_the_next_turn_may_lack_what_opened_the_answer() -> None:
+    engine = FakeEngine(make_hybrid(), 64)
+    for length in range(40, 48):
+        prompt = [length] * length
+        run(engine, make_request(f"{length}", prompt, max_tokens=1))
+        turn = [*prompt[:-4], *[1] * 20]
+        assert run(engine, make_request(f"{length} next", turn, max_tokens=1)) == (length - 4) // 8 * 8
+
+
+def test_a_model_without_attention_goes_on_from_states_alone() -> None:
+    config = make_hybrid(num_slots=8)
+    [layer] = config.model.spec.layers
+    spec = replace(config.model.spec, layers=(replace(layer, attention=NO_ATTENTION),))
+    engine = FakeEngine(replace(config, model=replace(config.model, spec=spec)), 0)
+    requests = [make_request(f"{i}", list(range(i, i + 100)), max_tokens=9) for i in range(6)]
+    engine.add_all(requests)
+    engine.run()
+    engine.check_undisturbed(requests)
+    turn = [*range(5, 105), *engine.tokens["5"], 7, 7]
+    engine.add(request := make_request("next", turn, max_tokens=12))
+    for _ in range(5):
+        engine.compute()
+    assert engine.requests["next"].num_cached_tokens == 104
+    num_computed = engine.requests["next"].num_computed_tokens
+    engine.scheduler._preempt(engine.scheduler.running[0])  # pyright: ignore[reportPrivateUsage]
+    step = engine.launch()
+    assert step is not None
+    assert [new.num_computed_tokens for new in step.new_requests] == [num_computed]
+    engine.finish_step()
+    engine.run()
+    engine.check_undisturbed([request])
+    assert engine.core.reset_prefix_cache()
+    assert engine.core.stats().state_slots_cached == 0
 
 
 def test_a_preempted_request_goes_on_where_it_was() -> None:
