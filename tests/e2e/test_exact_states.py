@@ -15,10 +15,13 @@ MAX_NUM_SEQS = 5
 LONG = {"max_position_embeddings": 4096}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(
+    scope="module",
+    params=["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "qwen3.5"))],
+)
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> str:
     request.getfixturevalue("library")
-    made = make_decoder(tmp_path_factory.mktemp("lfm2") / "lfm2", "lfm2", vocab_size=2048).folder
+    made = make_decoder(tmp_path_factory.mktemp("hybrid") / "hybrid", request.param, vocab_size=2048).folder
     return str(add_tokenizer(made))
 
 
@@ -59,7 +62,7 @@ def test_few_slots_and_preemptions_in_any_chunks_change_no_bit(
     with make_llm(folder, max_num_batched_tokens=chunk, **sizes, **slots) as llm:
         assert answer(llm, asks) == alone
         stats = llm.stats()
-        assert stats.num_preemptions_total > 0
+        assert stats.num_preemptions_total > 0 or chunk == 1  # which leaves a step one row
         assert stats.prefix_cache_hits_total > 0  # where not all rows are taken, their slots have states
         assert stats.state_slots_total == MAX_NUM_SEQS + num_more
 
