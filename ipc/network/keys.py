@@ -158,11 +158,13 @@ class AuthorizedClients:
             if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 allowed = f"a file that only its owner can write: chmod 600 {self._path}"
                 raise ConfigError("keys", str(self._path), allowed)
-            self._grants = {
-                key: _parse_grant(self._path, number, words)
-                for number, key, words in _parse(self._path, _read(self._path))
-            }
-            self._version = version
+            grants: dict[bytes, ClientGrant] = {}
+            for number, key, words in _parse(self._path, _read(self._path)):
+                grant = _parse_grant(self._path, number, words)
+                if grants.setdefault(key, grant) != grant:
+                    allowed = f"no second line for the key of {grants[key].name!r} that says something else"
+                    raise ConfigError("keys", f"{self._path}, line {number}", allowed)
+            self._grants, self._version = grants, version
 
 
 def _check_curve() -> None:

@@ -56,6 +56,17 @@ def test_keys_that_are_there_are_not_overwritten(folder: Path) -> None:
     assert (folder / SERVER_SECRET).read_bytes() == before
 
 
+def test_a_key_with_two_grants_is_refused_and_with_one_twice_is_one(folder: Path) -> None:
+    """Else the last line would count, and whoever reads the first one would think it did."""
+    public, clients = read_client_keys(folder).public, folder / CLIENTS
+    clients.write_bytes(public + b" a weight=0.5\n" + public + b" a weight=0.5\n")
+    assert AuthorizedClients(folder).find_grant(public) == ClientGrant("a", weight=0.5)
+    clients.write_bytes(public + b" a weight=0.5\n" + public + b" a weight=500\n")
+    with pytest.raises(ConfigError, match=r"line 2': expected no second line for the key of 'a'"):
+        AuthorizedClients(folder).check()
+    assert AuthorizedClients(folder).find_grant(public) is None
+
+
 @pytest.mark.parametrize(
     ("name", "mode", "read", "who"),
     [
