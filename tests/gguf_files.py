@@ -137,7 +137,10 @@ _ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35",
     "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
 }
 _PARTS = {
     "input_layernorm": "attn_norm",
@@ -181,6 +184,12 @@ _BOTH_NORMS = {
 }
 _WITH_OUT_NORMS = ("gemma2", "gemma3_text", "olmo2")
 _PERMUTED = ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "olmo", "smollm3")
+_DELTA_NET = {
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+}
 # Model types whose tensors have the names of llama.cpp's own table, and what else their files say.
 _BY_TABLE: dict[str, dict[str, str]] = {
     "arcee": {},
@@ -242,6 +251,9 @@ _BY_TABLE: dict[str, dict[str, str]] = {
     "phi": {"layer_norm_eps": "attention.layer_norm_epsilon"},
     "stablelm": {"layer_norm_eps": "attention.layer_norm_epsilon"},
     "ministral3": {},
+    "qwen3_5_moe_text": _DELTA_NET,
+    "qwen3_5_text": _DELTA_NET,
+    "qwen3_next": _DELTA_NET,
     "seed_oss": {},
     "starcoder2": {"norm_epsilon": "attention.layer_norm_epsilon"},
 }
@@ -271,6 +283,8 @@ def convert_checkpoint(folder: Path, type_: str = "F32", is_old: bool = False) -
         add_latent_keys(writer, config, is_old)
     if "kv_lora_rank" in config and not is_old:
         weights = _split_heads(weights, config)
+    if "linear_num_key_heads" in config:
+        weights = _convert_delta_nets(weights, config)
     for name, tensor in _split_stacks(weights, config["model_type"]).items():
         if ".act_fn." in name:  # xIELU's numbers, a list of all layers'
             writer.metadata.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(tensor.item())
@@ -360,6 +374,47 @@ def _split_heads(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any])
         split[f"blk.{layer}.attn_k_b.weight"] = keys.transpose(1, 2).contiguous()
         split[f"blk.{layer}.attn_v_b.weight"] = values.contiguous()
     return split
+
+
+def _convert_delta_nets(
+    weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Of the gated delta rule. Value heads that share a head of keys lie apart, but for Qwen3-Next's."""
+    kind, num_keys = config["model_type"], config["linear_num_key_heads"]
+    group, size = config["linear_num_value_heads"] // num_keys, config["linear_value_head_dim"]
+    keys_size = num_keys * config["linear_key_head_dim"]
+
+    def tile(tensor: torch.Tensor, size: int, first: int = 0) -> torch.Tensor:
+        """Rows from `first` on, so many a head."""
+        if kind == "qwen3_next":
+            return tensor
+        heads = tensor[first:].unflatten(0, (num_keys, group, size)).transpose(0, 1).flatten(0, 2)
+        return torch.cat([tensor[:first], heads])
+
+    converted: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            tensor = tensor + 1
+        prefix, _, part = name.partition(".linear_attn.")
+        place = f"blk.{prefix.rpartition('.')[2]}."
+        if part == "in_proj_qkvz.weight":
+            sizes = (keys_size // num_keys, keys_size // num_keys, group * size, group * size)
+            *qkv, z = tensor.unflatten(0, (num_keys, -1)).split(sizes, 1)
+            converted[f"{place}attn_qkv.weight"] = torch.cat([each.flatten(0, 1) for each in qkv])
+            converted[f"{place}attn_gate.weight"] = z.flatten(0, 1).contiguous()
+        elif part in ("in_proj_qkv.weight", "conv1d.weight"):
+            stored = "attn_qkv" if part.startswith("in_proj") else "ssm_conv1d"
+            converted[f"{place}{stored}.weight"] = tile(tensor.squeeze(1), size, 2 * keys_size)
+        elif part in ("A_log", "dt_bias"):
+            stored = "ssm_a" if part == "A_log" else "ssm_dt.bias"
+            converted[place + stored] = tile(-tensor.exp() if part == "A_log" else tensor, 1)
+        elif part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+            converted[name] = tile(tensor, size if part == "in_proj_z.weight" else 1)
+        elif part == "out_proj.weight":
+            converted[name] = tile(tensor.t(), size).t().contiguous()
+        else:
+            converted[name] = tensor
+    return converted
 
 
 def _split_stacks(weights: Mapping[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
@@ -542,7 +597,11 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
         keys["expert_count"] = next(config[name] for name in names if name in config)
         keys["expert_used_count"] = per_token
-    if kind == "qwen2_moe":
+    if "linear_num_key_heads" in config:
+        keys["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        keys["full_attention_interval"] = config["layer_types"].index("full_attention") + 1
+        keys["rope.dimension_sections"] = [2, 1, 1, 0]
+    if kind in ("qwen2_moe", "qwen3_5_moe_text", "qwen3_next"):
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
         keys["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     if kind in ("hunyuan_v1_moe", "ernie4_5_moe"):

@@ -58,7 +58,7 @@ class RankCuts:
 
         `order` is that of each query's and key's numbers; scores are sums over a head, so it changes none.
         """
-        keys, first = self._keys(spec) if spec.kv_layer is None else [], spec.qkv_sizes[0]
+        keys, first = self._keys(spec) if spec.kv_layer is None else [], spec.query_size
         queries = self._share(spec.query_size)
         if spec.has_gate:
             return self._take_gated_heads(spec, order or (range(spec.head_size),), keys)

@@ -285,7 +285,9 @@ _ADDED_ONE = frozenset(
 _PAIRED = frozenset(
     ("arcee", "granite", "granitemoe", "llama", "ministral3", "mistral", "mixtral", "olmo", "smollm3")
 )  # whose queries and keys llama.cpp's converter has reordered
-_NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40}(?:_\d)?)(?:\.(\d{1,5}))?(?:\.(weight|bias|scale))?")
+_NAME = re.compile(
+    r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40}(?:_\d|1d)?)(?:\.(\d{1,5}))?(?:\.(weight|bias|scale))?"
+)
 
 
 def name_tensors(headers: Sequence[GgufHeader], config: Config) -> tuple[GgufTensor, ...]:

@@ -20,6 +20,7 @@ _GPT2 = rf"{_LETTERS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"(?i:{_LETTERS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_REST}"
 _QWEN2 = rf"(?i:{_LETTERS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_REST}"
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SLASHES = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
@@ -42,6 +43,7 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "dbrx"), (_LLAMA3,)),
     **dict.fromkeys(("smaug-bpe", "midm-2.0", "glm4", "chatglm-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
+    "qwen35": (_QWEN35,),
     "solar-open": (_QWEN2,),
     "seed-coder": (_SEED,),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", _HANS, _DEEPSEEK3)),
