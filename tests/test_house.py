@@ -449,7 +449,7 @@ LINES = {
     "worker": (10_500, 14_450),
     "kernels": (5500, 6650),
     "tools": (15_000, 19_950),
-    "tests": (50_000, 74_000),
+    "tests": (50_000, 74_100),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 # What everybody must read: faces, client, protocol, core and runner, without the wings among them.
