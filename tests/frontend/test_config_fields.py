@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from quire.frontend.models.families import ARCHITECTURES, read_model_spec
+from quire.frontend.models.families.wrapped import WRAPPED_ARCHITECTURES
 from quire.ipc.errors import ModelError
 from quire.ipc.spec.model_spec import DenseSpec
 
@@ -121,6 +122,19 @@ def test_a_cap_that_the_class_around_a_text_model_leaves_out_is_refused() -> Non
         ModelError, match=r"^config\.json text_config\.final_logit_softcapping=0\.5: expected null"
     ):
         read_model_spec(config)
+
+
+@pytest.mark.parametrize("architecture", WRAPPED_ARCHITECTURES)
+def test_absent_keys_of_a_text_model_inside_have_its_class_s_defaults(architecture: str) -> None:
+    import transformers
+
+    text = {**BASE, "head_dim": 16, "pad_token_id": 0}
+    whole = getattr(transformers, architecture).config_class(text_config=text).to_dict()
+    whole["architectures"] = [architecture]
+    spec = read_model_spec(whole)
+    for key in ("rms_norm_eps", "rope_parameters", "max_position_embeddings"):
+        rest = {name: value for name, value in whole["text_config"].items() if name != key}
+        assert read_model_spec({**whole, "text_config": rest}) == spec, key
 
 
 def test_gpt_oss_without_a_rope_object_has_transformers_yarn_with_its_own_theta() -> None:

@@ -85,8 +85,8 @@ class ConfigFields:
         value = self.get(key)
         if key not in self:
             return default
-        is_none = value is None or (tests_truth and value == 0 and value is not False)
-        return None if is_none else self.number(key)
+        none = (None, 0) if tests_truth else (None,)
+        return None if value in none and value is not False else self.number(key)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         """A list of so many numbers, each as for `number`."""

@@ -34,6 +34,8 @@ _QWEN3_5 = {
     **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4},
     **{"vocab_size": 248320, "intermediate_size": 12288},
 }
+_QWEN2_VL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+_QWEN3_VL = {"max_position_embeddings": 128_000, "rope_theta": 5e5}
 _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2ForCausalLM", {}),
     "gemma3_text": (
@@ -51,7 +53,10 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4ForCausalLM",
         {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144},
     ),
-    "glm4v_text": ("Glm4ForCausalLM", {"rms_norm_eps": 1e-5, "head_dim": None}),
+    "glm4v_text": (
+        "Glm4ForCausalLM",
+        {"rms_norm_eps": 1e-5, "head_dim": None, "max_position_embeddings": 32768},
+    ),
     "granite": ("GraniteForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
     "llama": ("LlamaForCausalLM", {**_LLAMA, "intermediate_size": 11008}),
     "llama4_text": (
@@ -62,18 +67,19 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", {**_LLAMA, "intermediate_size": 14336}),
     "mistral4": ("Mistral4ForCausalLM", {}),
     "qwen2": ("Qwen2ForCausalLM", _QWEN),
-    "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
-    "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
+    "qwen2_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
+    "qwen2_5_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
     "qwen3": ("Qwen3ForCausalLM", _QWEN),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", _QWEN3_5),
     "qwen3_5_moe_text": (
         "Qwen3_5MoeForCausalLM",
         {**_QWEN3_5, "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2},
     ),
-    "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
+    "qwen3_vl_text": ("Qwen3ForCausalLM", _QWEN3_VL),
     "qwen3_vl_moe_text": (
         "Qwen3MoeForCausalLM",
         {
+            **_QWEN3_VL,
             "norm_topk_prob": True,
             "num_experts": 60,
             "num_experts_per_tok": 4,
@@ -81,6 +87,13 @@ _TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 16,
         },
     ),
+}
+
+
+_VOXTRAL = {
+    **{"vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30},
+    **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072},
+    **{"rms_norm_eps": 1e-5, "rope_theta": 1e8},
 }
 
 
@@ -92,6 +105,7 @@ class _Wrapper(NamedTuple):
 
     text_type: str
     is_tied: bool | None = False
+    sizes: Mapping[str, Any] | None = None  # its own for absent keys of the text model
 
 
 # transformers leaves the text model's logit scale out in Cohere's two, which it was trained with.
@@ -119,7 +133,7 @@ _WRAPPERS = {
     "Qwen3_5MoeForConditionalGeneration": _Wrapper("qwen3_5_moe_text"),
     "SmolVLMForConditionalGeneration": _Wrapper("llama"),
     "VipLlavaForConditionalGeneration": _Wrapper("llama"),
-    "VoxtralForConditionalGeneration": _Wrapper("llama", is_tied=None),
+    "VoxtralForConditionalGeneration": _Wrapper("llama", is_tied=None, sizes=_VOXTRAL),
 }
 WRAPPED_ARCHITECTURES = tuple(_WRAPPERS)
 # What config.json has for the whole, and the text model's own part may have again.
@@ -164,7 +178,7 @@ def unwrap(config: Mapping[str, Any]) -> dict[str, Any]:
         (config.get("tie_word_embeddings"), values.get("tie_word_embeddings")),
         _WRAPPERS[name].is_tied,
     )
-    text = {**sizes, **values, **whole, "architectures": [architecture]}
+    text = {**sizes, **(_WRAPPERS[name].sizes or {}), **values, **whole, "architectures": [architecture]}
     given = next((each for each in tied if each is not None), is_tied)
     text["tie_word_embeddings"] = False if is_tied is None else given
     ropes = [key for key in ("rope_scaling", "rope_parameters") if key in text]
