@@ -381,7 +381,7 @@ def _read_gpt_neox(keys: Keys) -> Config:
     rotated, heads = keys.integer("rope.dimension_count"), keys.integer("attention.head_count")
     return {
         **_read_layer_norms(keys),
-        "rotary_pct": rotated / (keys.integer("embedding_length") // heads),
+        "rotary_pct": rotated / max(1, keys.integer("embedding_length") // heads),
         "rotary_emb_base": keys.number("rope.freq_base", 10000.0, low=1.0),
         "partial_rotary_factor": None,
         "rope_theta": None,

@@ -84,6 +84,14 @@ def test_an_end_is_one_in_every_file_that_has_it(
     assert (len(texts) - 1 in read_args(writer.write(tmp_path / "model.gguf")).eos_token_ids) == is_end
 
 
+def test_more_heads_than_numbers_of_a_token_are_refused(tmp_path: Path):
+    writer = make_tiny(**{"llama.embedding_length": 1, "llama.attention.layer_norm_epsilon": 1e-5})
+    writer.metadata = {key.replace("llama.", "gptneox."): value for key, value in writer.metadata.items()}
+    writer.metadata["general.architecture"] = "gptneox"
+    with pytest.raises(ModelError):
+        read_args(writer.write(tmp_path / "model.gguf"))
+
+
 def test_files_with_the_same_header_share_a_folder_and_others_do_not(tmp_path: Path):
     first, second = make_tiny(), make_tiny()
     second.tensors["blk.0.attn_q.weight"] = ("Q4_0", (32, 32), bytes(32 * 18))
