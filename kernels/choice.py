@@ -33,6 +33,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "linear": ("native", "triton"),
     "log_totals": ("triton",),
     "logprobs": ("native",),
+    "mamba2": ("triton", "native"),
     "paged_attention": ("triton", "native"),
     "penalties": ("triton", "native"),
     "pool_rows": ("triton", "native"),

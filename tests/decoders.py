@@ -91,6 +91,17 @@ _LATENT: dict[str, Any] = {
 }
 _LATENT_YARN = {**_YARN, "factor": 16.0, "mscale": 0.7, "mscale_all_dim": 0.9}
 _INDEXED = {**_LATENT, **_ROUTED, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 4}
+# Heads that are no multiple of 16 numbers, in groups.
+_MAMBA2: dict[str, Any] = {
+    "hidden_size": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 3,
+    "mamba_expand": 2,
+    "head_dim": None,
+}
 # transformers' class, and the fields of its configuration beside _SIZES. A default of the class may be far
 # too large for a test: give every size.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -201,6 +212,20 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_heads": 4,
         },
     ),
+    "granite4-hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_MAMBA2,
+            "shared_intermediate_size": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mamba_n_groups": 1,
+            "residual_multiplier": 0.3,
+        },
+    ),
+    "bamba": ("BambaForCausalLM", {**_MAMBA2, "num_hidden_layers": 3, "attn_layer_indices": [1]}),
     "lfm2": (
         "Lfm2ForCausalLM",
         {

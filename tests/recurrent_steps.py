@@ -64,7 +64,13 @@ def run_step(compute: Compute, slots: Tensor, pieces: Sequence[Piece]) -> list[T
     return list(compute(requests, torch.cat([piece.rows for piece in pieces])).split(counts))
 
 
-def check_steps(compute: Compute, state_size: int, rows: Tensor, tolerance: float = 0.0) -> None:
+def check_steps(
+    compute: Compute,
+    state_size: int,
+    rows: Tensor,
+    tolerance: float = 0.0,
+    chunks: Sequence[int] = (1, 7, 33),
+) -> None:
     """A request of 70 tokens or more has the same results and states alone, in chunks of any size beside
     others, and from a state that was saved inside a chunk.
     """
@@ -73,7 +79,7 @@ def check_steps(compute: Compute, state_size: int, rows: Tensor, tolerance: floa
     slots = make_slots(state_size, rows.device)
     [alone] = run_step(compute, slots, [Piece(2, 0, rows)])
     state = find_state(slots, 2).clone()
-    for chunk in (1, 7, 33):
+    for chunk in chunks:
         slots = make_slots(state_size, rows.device)
         parts = list[Tensor]()
         for first in range(0, count, chunk):

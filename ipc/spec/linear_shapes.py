@@ -10,6 +10,7 @@ import msgspec
 from .config import ModelConfig
 from .model_spec import (
     DTYPE_SIZE_BYTES,
+    NO_FFN,
     AttentionSpec,
     DenseSpec,
     Dtype,
@@ -53,7 +54,9 @@ def list_layer_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
             yield from _list_attention(prefix, layer.attention, hidden)
         for name, num_out, num_in in layer.recurrent.list_linears(hidden) if layer.recurrent else ():
             yield (LinearShape(prefix + name, num_out, num_in),)
-        if isinstance(layer.ffn, DenseSpec):
+        if layer.ffn == NO_FFN:
+            pass
+        elif isinstance(layer.ffn, DenseSpec):
             yield from _list_dense(prefix, layer.ffn, hidden)
         else:
             yield from _list_experts(prefix, layer.ffn, hidden)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..params.pooling_params import PoolingTask
 from .generic_spec import GenericSpec
-from .recurrent_spec import STATE_ALIGNMENT, RecurrentSpec
+from .recurrent_spec import RecurrentSpec, round_up
 from .weight_format import WeightFormats
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -271,6 +271,9 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
         return self.intermediate_size % size == 0
 
 
+NO_FFN = DenseSpec(intermediate_size=0)  # of a layer that mixes tokens only
+
+
 class ExpertStackSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How files may hold all experts of a layer: in tensors [experts, ...], named after the layer's prefix.
 
@@ -374,11 +377,12 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     With `norms_sum`: h = norm(h + attention(h)), then the same with the feed-forward part; no out norms.
     The norms are named by their tensors, after the layer's prefix; without a name there is none.
     What is `recurrent` stands in attention's place, or both read one norm and their results are added.
+    A layer may be one of its two parts only, with that part's norms.
     """
 
     attention: AttentionSpec = NO_ATTENTION
     recurrent: RecurrentSpec | None = None
-    ffn: DenseSpec | ExpertsSpec
+    ffn: DenseSpec | ExpertsSpec = NO_FFN
     attention_norm: str | None = "input_layernorm"
     attention_out_norm: str | None = None
     ffn_norm: str | None = "post_attention_layernorm"
@@ -407,7 +411,12 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def num_shares(self) -> int:
         """An upper bound of the ranks that can share it."""
         shares = [self.attention.num_heads, self.recurrent.num_shares if self.recurrent else 0]
-        return min(share for share in shares if share)
+        return min((share for share in shares if share), default=self.ffn.intermediate_size)
+
+    @property
+    def has_mixer(self) -> bool:
+        """Whether it has attention, or something recurrent."""
+        return self.recurrent is not None or self.attention.num_heads > 0
 
     def count_active_params(self, hidden_size: int) -> int:
         """Weights that one token is multiplied with."""
@@ -610,7 +619,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         end. States begin at multiples of 64 bytes.
         """
         sizes = [layer.recurrent.state_size if layer.recurrent else 0 for layer in self.layers]
-        return list(accumulate((-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes), initial=0))
+        return list(accumulate(map(round_up, sizes), initial=0))
 
     @property
     def state_size(self) -> int:

@@ -6,6 +6,8 @@ any chunks. A layer's sizes are a rank's own after `for_rank`. Names are of tens
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 from msgspec.structs import replace
 
@@ -106,7 +108,7 @@ class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def delta_offset(self) -> int:
         """Where, behind the convolution's columns, the heads' states [H, K, V] begin in the layer's."""
-        return -(-self.num_channels * (self.kernel_size - 1) // STATE_ALIGNMENT) * STATE_ALIGNMENT
+        return round_up(self.num_channels * (self.kernel_size - 1))
 
     @property
     def state_size(self) -> int:
@@ -159,4 +161,91 @@ class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return replace(self, **heads)
 
 
-RecurrentSpec = ShortConvSpec | DeltaNetSpec
+class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="mamba2"):
+    """Mamba-2 (arXiv 2405.21060): out(norm(y * silu(z))), where y is a recurrence over conv(x, B, C) and dt.
+
+    One projection gives z and x of each head, B and C [num_groups, num_rows], and dt of each head, in this
+    order; the norm is of each group's heads by themselves. A head's state is [num_rows, head_size].
+    """
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    num_rows: int
+    kernel_size: int = 4
+    bias: bool = False  # of both projections
+    conv_bias: bool = True
+    step_limit: tuple[float, float] = (0.0, math.inf)
+    has_norm: bool = True
+    norm_eps: float | None = None  # None: the model's
+    name: str = "mamba"  # of the tensors' part; below it `in_proj`, `conv1d`, `norm` and `out_proj`
+
+    @property
+    def inner_size(self) -> int:
+        """Numbers of all heads."""
+        return self.num_heads * self.head_size
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the convolution."""
+        return self.inner_size + 2 * self.num_groups * self.num_rows
+
+    @property
+    def projected_size(self) -> int:
+        """Outputs of the first projection."""
+        return self.inner_size + self.conv_size + self.num_heads
+
+    @property
+    def scan_offset(self) -> int:
+        """Where heads' states begin, behind the last columns of x, B and C."""
+        return round_up(self.conv_size * (self.kernel_size - 1))
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a request's state; heads are padded to a multiple of 16 numbers."""
+        return self.scan_offset + self.num_heads * self.num_rows * round_up(self.head_size)
+
+    @property
+    def num_shares(self) -> int:
+        """In how many parts it can be cut at most."""
+        return self.num_heads
+
+    def list_linears(self, hidden_size: int) -> list[tuple[str, int, int]]:
+        """Name, outputs and inputs of each of its projections."""
+        return [
+            (f"{self.name}.in_proj", self.projected_size, hidden_size),
+            (f"{self.name}.out_proj", hidden_size, self.inner_size),
+        ]
+
+    def list_others(self, hidden_size: int) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each other tensor."""
+        others: list[tuple[str, tuple[int, ...]]] = [
+            (part, (self.num_heads,)) for part in ("A_log", "D", "dt_bias")
+        ]
+        others.append(("conv1d.weight", (self.conv_size, 1, self.kernel_size)))
+        others += [("conv1d.bias", (self.conv_size,))] if self.conv_bias else []
+        others += [("norm.weight", (self.inner_size,))] if self.has_norm else []
+        if self.bias:
+            others += [("in_proj.bias", (self.projected_size,)), ("out_proj.bias", (hidden_size,))]
+        return [(f"{self.name}.{part}", shape) for part, shape in others]
+
+    def count_activations(self) -> int:
+        """Numbers that one token holds between the layer's input and output."""
+        return self.projected_size + self.conv_size + self.inner_size
+
+    def is_cut_by(self, size: int) -> bool:
+        """Whether so many ranks can share it: whole groups, or a single one's heads, each with B and C."""
+        return self.num_heads % size == 0 and (self.num_groups % size == 0 or self.num_groups == 1)
+
+    def for_rank(self, size: int) -> Mamba2Spec:
+        """What one of `size` ranks computes of it."""
+        num_groups = max(1, self.num_groups // size)
+        return replace(self, num_heads=self.num_heads // size, num_groups=num_groups)
+
+
+RecurrentSpec = ShortConvSpec | DeltaNetSpec | Mamba2Spec
+
+
+def round_up(size: int) -> int:
+    """To whole units of STATE_ALIGNMENT."""
+    return -(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT

@@ -62,6 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "quire_xielu": (_INT, _Data, _LONG, _POINTER),
     "quire_product": (_INT, _INT, _Data, _INT, _INT, _Data, _LONG),
     "quire_delta_rule": (_INT, _POINTER, _POINTER, *[_Data, _LONG] * 3, _Data),
+    "quire_mamba2": (_INT, _POINTER, _POINTER, _Data, _Data, _LONG, _Data),
     "quire_causal_conv": (_INT, _POINTER, _POINTER, _Data, _LONG, _Data),
     "quire_pool_rows": (_INT, _Data, _INT, _INT, *[_Data] * 3, _INT, _Data, _Data),
     "quire_soft_cap": (_Data, _LONG, _FLOAT),

@@ -253,6 +253,7 @@ class Pass {
             case QUIRE_MULTIPLY_HEADS: return multiply_heads(*static_cast<const QuireMultiplyHeads*>(p));
             case QUIRE_CONVOLVE: return convolve(*static_cast<const QuireConvolve*>(p));
             case QUIRE_DELTA_RULE: return advance_delta(*static_cast<const QuireAdvanceDelta*>(p));
+            case QUIRE_MAMBA2: return scan(*static_cast<const QuireScan*>(p));
             case QUIRE_PRODUCT: return multiply_by_columns(*static_cast<const QuireProduct*>(p));
         }
     }
@@ -435,6 +436,12 @@ class Pass {
                          op.beta_stride, at(op.y));
     }
 
+    void scan(const QuireScan& op) {
+        const QuireStates states = this->states();
+        quire_mamba2(program_.is_bf16, &op.scan, &states, at(op.x), column(op.steps, op.first),
+                     op.stride, at(op.y));
+    }
+
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
 
     void route(const QuireRoute& op) {
@@ -498,7 +505,7 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),
         sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireEncoderAttend), sizeof(QuireScaleRows),
         sizeof(QuireActivateXielu), sizeof(QuireRotateLatent), sizeof(QuireMultiplyHeads), sizeof(QuireProduct),
-        sizeof(QuireConvolve), sizeof(QuireAdvanceDelta),
+        sizeof(QuireConvolve), sizeof(QuireAdvanceDelta), sizeof(QuireScan),
         sizeof(QuireOperation),
         sizeof(QuireProgram), sizeof(QuireStep),
     };

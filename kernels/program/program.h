@@ -10,6 +10,7 @@
 #include "norm/shared_norm.h"
 #include "recurrent/causal_conv.h"
 #include "recurrent/delta_rule.h"
+#include "recurrent/mamba2.h"
 
 #include <cstdint>
 
@@ -35,7 +36,7 @@ enum QuireKind {
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
     QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND, QUIRE_LOAD,
     QUIRE_SCALE_ROWS, QUIRE_XIELU, QUIRE_ROTATE_LATENT, QUIRE_MULTIPLY_HEADS, QUIRE_PRODUCT,
-    QUIRE_CONVOLVE, QUIRE_DELTA_RULE,
+    QUIRE_CONVOLVE, QUIRE_DELTA_RULE, QUIRE_MAMBA2,
 };
 
 // y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
@@ -206,6 +207,12 @@ struct QuireConvolve {
 struct QuireAdvanceDelta {
     QuireDeltaRule rule;
     int32_t qkv, qkv_stride, decay, decay_first, decay_stride, beta, beta_first, beta_stride, y, padding;
+};
+
+// As quire_mamba2; dt is the numbers from `first` on of the rows of `steps`, which are `stride` long.
+struct QuireScan {
+    QuireMamba2 scan;
+    int32_t x, steps, y, first, stride, padding;
 };
 
 struct QuireOperation {

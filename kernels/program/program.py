@@ -20,6 +20,7 @@ from torch import Tensor
 from ..linear.xielu import XieluTable
 from ..recurrent.causal_conv import CausalConvTable
 from ..recurrent.delta_rule import DeltaRuleTable
+from ..recurrent.mamba2 import Mamba2Table
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -33,7 +34,7 @@ Kind = IntEnum(
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
      "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
      "SHARED_NORM", "ENCODER_ATTEND", "LOAD", "SCALE_ROWS", "XIELU", "ROTATE_LATENT", "MULTIPLY_HEADS",
-     "PRODUCT", "CONVOLVE", "DELTA_RULE"],
+     "PRODUCT", "CONVOLVE", "DELTA_RULE", "MAMBA2"],
     start=0,
 )  # fmt: skip
 
@@ -140,6 +141,7 @@ AdvanceDelta = _make_struct(
     "qkv qkv_stride decay decay_first decay_stride beta beta_first beta_stride y padding",
     first=(("rule", DeltaRuleTable),),
 )
+Scan = _make_struct("", "x steps y first stride padding", first=(("scan", Mamba2Table),))
 
 
 class OperationTable(_Table):

@@ -35,7 +35,7 @@ FIELDS = [
     (struct, field.name)
     for struct in (ModelSpec, LayerSpec, AttentionSpec, DenseSpec)
     for field in msgspec.structs.fields(struct)
-    if field.default is not msgspec.NODEFAULT and field.name not in ("rope", "attention")
+    if field.default is not msgspec.NODEFAULT and field.name not in ("rope", "attention", "ffn")
 ]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...ipc.spec.config import AttentionBackendName, EngineConfig, ModelConfig
 from ...ipc.spec.model_spec import (
+    NO_FFN,
     AttentionSpec,
     BranchNormsSpec,
     DenseSpec,
@@ -26,7 +27,7 @@ from ...ipc.spec.model_spec import (
     RopeConfig,
     find_ropes,
 )
-from ...ipc.spec.recurrent_spec import DeltaNetSpec, ShortConvSpec
+from ...ipc.spec.recurrent_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from ...ipc.spec.weight_format import LM_HEAD, WeightFormat
 from ...kernels.choice import native_library
 from ...kernels.group.shared_group import SharedGroup
@@ -35,6 +36,7 @@ from ...kernels.linear.xielu import XieluNumbers
 from ...kernels.program.native import SWITCH, is_switched_off
 from ...kernels.recurrent.causal_conv import CausalConv
 from ...kernels.recurrent.delta_rule import DeltaRule
+from ...kernels.recurrent.mamba2 import Mamba2
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
 from ..layers.attention import Attention, make_position_bias
@@ -56,6 +58,7 @@ from ..layers.latent_attention import HeadProducts, LatentAttention
 from ..layers.layer_inputs import InputGate, LayerEnd, LayerInputs
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
+from ..layers.mamba2 import BothMixers, Mamba2Mixer, Mamba2Scan
 from ..layers.mixer import Mixer
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
 from ..layers.rotary import RotaryEmbedding
@@ -79,7 +82,7 @@ from ..weights.weights import (
     find_head_order,
 )
 from .coverage import check_covered
-from .decoder import Decoder, DecoderLayer, Layer, Norm, ParallelLayer, SumNormLayer
+from .decoder import Decoder, DecoderLayer, Layer, Norm, ParallelLayer, SingleLayer, SumNormLayer
 from .native_forward import make_native_forward
 
 # Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
@@ -280,7 +283,13 @@ class _Builder:
             self._norm(f"{prefix}.{spec.ffn_norm}", hidden),
         )
 
-    def _layer(self, prefix: str, spec: LayerSpec, index: int) -> DecoderLayer | ParallelLayer:
+    def _layer(self, prefix: str, spec: LayerSpec, index: int) -> DecoderLayer | ParallelLayer | SingleLayer:
+        if not spec.has_mixer:
+            ffn = self._feed_forward(prefix, spec.ffn)
+            return SingleLayer(self._layer_norm(prefix, spec.ffn_norm), None, ffn)
+        if spec.ffn == NO_FFN:
+            norm = self._layer_norm(prefix, spec.attention_norm)
+            return SingleLayer(norm, self._mixer(prefix, spec, index), None)
         if spec.is_parallel:
             norm = None if spec.ffn_norm is None else self._layer_norm(prefix, spec.ffn_norm)
             attention_norm = self._layer_norm(prefix, spec.attention_norm)
@@ -318,10 +327,56 @@ class _Builder:
     def _mixer(self, prefix: str, spec: LayerSpec, index: int) -> Mixer:
         if spec.recurrent is None:
             return self._attention(prefix, spec.attention)
-        recurrent, offset = spec.recurrent, self._state_offsets[index]
-        if isinstance(recurrent, ShortConvSpec):
-            return self._short_conv(prefix, recurrent, offset)
-        return self._delta_net(prefix, recurrent, offset)
+        recurrent = self._recurrent(prefix, spec.recurrent, self._state_offsets[index])
+        if spec.attention.num_heads == 0:
+            return recurrent
+        return BothMixers(self._attention(prefix, spec.attention), recurrent, self._spec.hidden_size)
+
+    def _recurrent(self, prefix: str, spec: RecurrentSpec, offset: int) -> Mixer:
+        if isinstance(spec, ShortConvSpec):
+            return self._short_conv(prefix, spec, offset)
+        if isinstance(spec, Mamba2Spec):
+            return self._mamba2(prefix, spec, offset)
+        return self._delta_net(prefix, spec, offset)
+
+    def _mamba2(self, prefix: str, whole: Mamba2Spec, offset: int) -> Mamba2Mixer:
+        hidden, cuts, spec = self._spec.hidden_size, self._cuts, whole.for_rank(self._cuts.size)
+        inner, names = whole.inner_size, f"{prefix}.{whole.name}"
+        width = whole.num_groups * whole.num_rows, whole.num_groups > 1  # a single group is each rank's
+        parts = (inner, True), width, width
+        cut = cuts.take_parts((inner, True), *parts, (whole.num_heads, True))
+        size = whole.projected_size
+        in_proj = self._linear([f"{names}.in_proj"], (size,), hidden, whole.bias, cut)
+        conv = self._convolution(
+            f"{names}.conv1d.weight",
+            f"{names}.conv1d.bias" if whole.conv_bias else None,
+            (whole.conv_size, whole.kernel_size),
+            cuts.take_parts(*parts),
+        )
+        conv = conv._replace(offset=offset, first=spec.inner_size, activation="silu")
+        heads = cuts.take_rows(whole.num_heads)
+        rate, shift, skip = (
+            torch.cat(heads.find_pieces([self._weights.take_floats(f"{names}.{part}", whole.num_heads)]))
+            for part in ("A_log", "dt_bias", "D")
+        )
+        numbers = rate.exp(), shift.contiguous(), skip.contiguous()
+        sizes = spec.head_size, spec.num_groups, spec.num_rows, whole.step_limit
+        scan = Mamba2Scan(Mamba2(*numbers, *sizes, offset + spec.scan_offset), self._dtype, self._device)
+        out = self._linear([f"{names}.out_proj"], (hidden,), inner, whole.bias, cuts.take_columns(inner))
+        if self._all_reduce is not None:
+            out = RowParallelLinear(out, self._all_reduce)
+        norms = self._group_norms(f"{names}.norm", whole) if whole.has_norm else []
+        return Mamba2Mixer(spec, in_proj, self._settle(conv), scan, norms, out)
+
+    def _group_norms(self, name: str, whole: Mamba2Spec) -> list[RMSNorm]:
+        """Of this rank's numbers of each group."""
+        eps, cut = whole.norm_eps, self._cuts.take_rows(whole.inner_size)
+        norm = self._rms_norm(name, whole.inner_size, cut, eps)
+        if whole.num_groups == 1 and self._group is not None:
+            kind = SharedRMSNorm if self._group.is_native else TorchSharedRMSNorm
+            return [kind(norm, self._group, whole.inner_size, counts=True)]
+        size = whole.inner_size // whole.num_groups
+        return [RMSNorm(part, *norm.numbers) for part in norm.weight.split(size)]
 
     def _short_conv(self, prefix: str, spec: ShortConvSpec, offset: int) -> ShortConv:
         size, hidden, cuts = spec.num_channels, self._spec.hidden_size, self._cuts

@@ -27,7 +27,7 @@ from ...ipc.spec.model_spec import (
     StageSpec,
     has_dynamic_rope,
 )
-from ...ipc.spec.recurrent_spec import DeltaNetSpec, ShortConvSpec
+from ...ipc.spec.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from ...ipc.spec.weight_format import WeightFormat, WeightFormats
 
 # Fields that builder.py reads, by struct. Another one must keep its default.
@@ -48,6 +48,7 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm is_causal"
     " has_gate norms_rotated qk_norm_has_weight norms_values kv_layer rope qkv qkv_by_group out q_norm k_norm"
     " sinks latent kv_group",
+    Mamba2Spec: " ".join(Mamba2Spec.__struct_fields__),
     ShortConvSpec: " ".join(ShortConvSpec.__struct_fields__),
     DeltaNetSpec: " ".join(DeltaNetSpec.__struct_fields__),
     LatentSpec: " ".join(LatentSpec.__struct_fields__),

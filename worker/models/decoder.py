@@ -142,6 +142,55 @@ class ParallelLayer:
 
 
 @dataclass(eq=False)
+class SingleLayer:
+    """One part, of the norm of the sum of everything before the layer. Called as a DecoderLayer."""
+
+    norm: Norm
+    mixer: Mixer | None  # or else
+    ffn: FeedForward | None
+    rope: int | None = 0
+
+    def __call__(
+        self,
+        delta: Tensor | None,
+        residual: Tensor,
+        angles: Angles | None,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        inputs: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor | None, Tensor]:
+        if delta is None:
+            normed = self.norm(residual)
+        else:
+            normed, residual = self.norm.add(delta, residual)
+        if self.mixer is not None:
+            return self.mixer(normed, angles, kv_cache, metadata), residual
+        assert self.ffn is not None
+        return self.ffn(normed), residual
+
+    def emit(
+        self,
+        program: Program,
+        angles: AngleSlots | None,
+        layer: int,
+        is_last: bool,
+        read_later: tuple[Slot, ...] = (),
+    ) -> None:
+        """The same as operations, as of a DecoderLayer."""
+        residual, normed, delta = find_streams(program, self.norm.size)
+        before = (delta, normed, residual) if layer else (residual, normed)
+        normed = self.norm.emit(program, *before)
+        if self.ffn is not None:
+            self.ffn.emit(program, normed, delta)
+        if self.mixer is None:
+            return
+        mixed = self.mixer.emit_write(program, normed, angles, layer)
+        if is_last and program.wants_logits:
+            program.keep_sampled((*mixed, residual, *read_later))
+        self.mixer.emit_attend(program, mixed, delta, layer)
+
+
+@dataclass(eq=False)
 class SumNormLayer:
     """h = norm(h + attention(h)), then the same with the feed-forward part: BERT's layer.
 
@@ -185,7 +234,7 @@ class SumNormLayer:
         self.ffn_norm.emit(program, delta, OUT if is_last else hidden, hidden)
 
 
-Layer = DecoderLayer | ParallelLayer | SumNormLayer
+Layer = DecoderLayer | ParallelLayer | SingleLayer | SumNormLayer
 
 
 @dataclass(eq=False)
@@ -208,12 +257,14 @@ class Decoder(Model):
 
     @property
     def is_capturable(self) -> bool:
-        parts = (*self.attention_backends, *(layer.ffn for layer in self.layers))
+        parts = (*self.attention_backends, *(layer.ffn for layer in self.layers if layer.ffn is not None))
         return all(part.is_capturable for part in parts)
 
     @property
     def attention_backends(self) -> list[AttentionBackend]:
-        return list(dict.fromkeys(backend for layer in self.layers for backend in layer.mixer.backends))
+        return list(
+            dict.fromkeys(backend for layer in self.layers if layer.mixer for backend in layer.mixer.backends)
+        )
 
     @property
     def captures_chunks(self) -> bool:
@@ -253,7 +304,7 @@ class Decoder(Model):
         if self.layer_inputs is not None:
             read_later = (self.layer_inputs.emit(program, residual),)
         angles = [rope.emit(program, index) for index, rope in enumerate(self.ropes)]
-        last = max(index for index, layer in enumerate(self.layers) if layer.mixer.writes)
+        last = max(index for index, layer in enumerate(self.layers) if layer.mixer and layer.mixer.writes)
         for layer in self.layers[last + 1 :]:
             read_later += () if layer.rope is None else angles[layer.rope][:2]
         for index, layer in enumerate(self.layers):

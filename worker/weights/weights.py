@@ -53,6 +53,12 @@ class RankCuts:
         pairs = zip(counts, starts, strict=True)
         return self._rows(*(_shift(self._share(count), start) for count, start in pairs))
 
+    def take_parts(self, *parts: tuple[int, bool]) -> TensorSlice:
+        """The same where not all are cut: of (outputs, whether ranks share them)."""
+        starts = [sum(count for count, _ in parts[:index]) for index in range(len(parts))]
+        rows = [self._share(count) if is_cut else range(count) for count, is_cut in parts]
+        return self._rows(*map(_shift, rows, starts))
+
     def take_heads(self, spec: AttentionSpec, order: HeadOrder | None = None) -> TensorSlice:
         """Its heads of queries, and those of keys and values that they need.
 

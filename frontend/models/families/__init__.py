@@ -18,6 +18,7 @@ from ....ipc.spec.model_spec import ModelSpec
 from . import (
     apertus,
     arcee,
+    bamba,
     cohere,
     deepseek,
     dots1,
@@ -78,6 +79,7 @@ from .wrapped import find_wrapper, unwrap, with_stored_names
 _DECODERS: dict[str, tuple[str, Reader]] = {
     "ApertusForCausalLM": ("apertus", apertus.read_spec),
     "ArceeForCausalLM": ("arcee", arcee.read_spec),
+    "BambaForCausalLM": ("bamba", bamba.read_spec),
     "Cohere2ForCausalLM": ("cohere2", cohere.read_spec_2),
     "CohereForCausalLM": ("cohere", cohere.read_spec),
     "CwmForCausalLM": ("cwm", llama.read_cwm_spec),
