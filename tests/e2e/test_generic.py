@@ -7,9 +7,10 @@ import random
 import signal
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
+import torch
 from crowd import Ask, Sequence, answer_through
 from generated import find_tokens
 from generic_checkpoints import VOCAB_SIZE, GenericCheckpoint, make_generic_checkpoint
@@ -33,7 +34,7 @@ def generate_with_transformers(checkpoint: GenericCheckpoint, prompt: list[int])
     return tokens[len(prompt) :]
 
 
-def make_llm(checkpoint: GenericCheckpoint, backend: str) -> LLM:
+def make_llm(checkpoint: GenericCheckpoint, backend: str, **others: Any) -> LLM:
     fields = fit_pool(
         model=str(checkpoint.folder),
         model_impl="transformers",
@@ -45,7 +46,7 @@ def make_llm(checkpoint: GenericCheckpoint, backend: str) -> LLM:
         block_size=8,
         num_gpu_blocks_override=NUM_BLOCKS,
     )
-    return LLM(**fields)
+    return LLM(**(fields | others))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,18 @@ def test_greedy_tokens_equal_transformers_with_chunks_hits_and_preemption(
         assert bool(reason) == bool(llm.llm_engine.facts.batch_variance_reason)
     assert stats.num_preemptions_total > 0
     assert stats.prefix_cache_hits_total > 0
+
+
+@pytest.mark.parametrize("model_type", ["vaultgemma", "diffllama"])
+def test_a_prompt_cut_into_chunks_has_the_vector_of_its_last_token(model_type: str, tmp_path: Path) -> None:
+    checkpoint, prompt = make_generic_checkpoint(tmp_path, model_type), draw_prompts()[-1]
+    with torch.inference_mode():
+        hidden = checkpoint.reference.model(torch.tensor([prompt]), use_cache=False)[0][0, -1]
+    with make_llm(checkpoint, "uni", runner="pooling") as llm:
+        (output,) = llm.embed([{"prompt_token_ids": prompt}], use_tqdm=False)
+    torch.testing.assert_close(
+        torch.tensor(output.outputs.embedding), hidden / hidden.norm(), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.slow

@@ -220,6 +220,7 @@ def test_a_model_whose_tokens_meet_outside_attention_is_refused(
 def test_weights_are_made_narrower_while_they_are_read(olmo: GenericCheckpoint) -> None:
     config = olmo.engine_config(quantization="int8")
     plain, narrow = (load_generic(each, CPU) for each in (olmo.engine_config(), config))
+    assert isinstance(narrow, Decoder)  # compared with the same narrow weights in transformers' code
     assert narrow.weight_bytes < plain.weight_bytes / 2
     expected, actual = (compute_together(model, config, 64)["long"] for model in (plain, narrow))
     assert torch.nn.functional.cosine_similarity(expected, actual, dim=1).min() > 0.99

@@ -20,17 +20,19 @@ from ....ipc.errors import ModelError
 from ....ipc.spec.config import EngineConfig
 from ....ipc.spec.generic_spec import GenericSpec
 from ....ipc.spec.model_spec import AttentionSpec
-from ....ipc.spec.weight_format import LM_HEAD
+from ....ipc.spec.weight_format import LM_HEAD, WeightFormats
 from ....kernels.choice import choose_kernel
 from ....kernels.program.program import NotNativeError
 from ...attention import AttentionBackend, make_attention
 from ...first_calls import make_first_calls
 from ...layers.linear import Linear, make_linear
+from ...pooling.head import load_pooling_head
 from ...threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ...torch_import import load_meta_kernels
 from ...weights.integer_weight import NarrowWeight
 from ...weights.online import quantize
 from ...weights.weights import DummySource, open_tensors
+from ..builder import open_weights
 from ..decoder import Decoder
 from ..model import Model
 from ..native_forward import make_native_forward
@@ -60,8 +62,11 @@ def load_generic(config: EngineConfig, device: torch.device) -> Model:
     transformers.logging.disable_progress_bar()
     register()
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    builder = _Builder(config, device, dtype, _load(config, generic, dtype))
-    return builder.translate() or builder.build()
+    model = _Builder(config, device, dtype, _load(config, generic, dtype)).build()
+    model.pooling_head = load_pooling_head(config, open_weights(config.model, dtype, device), device)
+    if model.pooling_head is not None:
+        model.weight_bytes += model.pooling_head.size_bytes
+    return model
 
 
 def _load(config: EngineConfig, generic: GenericSpec, dtype: torch.dtype) -> Any:
@@ -158,8 +163,23 @@ class _Builder:
         _settle_ropes(model, config.model.max_model_len)
         self._layers = self._make_layers()
 
-    def build(self) -> GenericModel:
-        """The model, on its device."""
+    def build(self) -> Model:
+        """The model as a native program, or by transformers' code where the two differ."""
+        decoder = self._translate()
+        if decoder is None:
+            return self._put_in()
+        is_narrow = self._formats != WeightFormats()  # what differs from transformers' plain layers
+        reference = self._put_in() if is_narrow else GenericModel(self._model, self._layers, 0)
+        if compute_alike(decoder, reference, self._config, self._device):
+            return decoder
+        _log.info(
+            "%s is computed by transformers' code: its program gives other results",
+            self._config.model.spec.architecture,
+        )
+        return reference if is_narrow else self._put_in()
+
+    def _put_in(self) -> GenericModel:
+        """transformers' code with our layers, on its device."""
         self._size_bytes = 0
         norm_bytes = replace_layers(self._model, self._make_linear, self._dtype, self._device)
         self._size_bytes += norm_bytes
@@ -186,8 +206,8 @@ class _Builder:
             layers.append((spec, backends[heads]))
         return layers
 
-    def translate(self) -> Decoder | None:
-        """The model as a native program; None where some part has no operation, or results are others."""
+    def _translate(self) -> Decoder | None:
+        """The model as a native program; None where some part has no operation."""
         if choose_kernel("program", self._dtype, self._device) == "torch":
             return None
         model, spec, max_model_len = self._model, self._config.model.spec, self._config.model.max_model_len
@@ -202,9 +222,6 @@ class _Builder:
             decoder.native = make_native_forward(*program)
             if decoder.native is None:
                 raise NotNativeError("a layer without an operation")
-            generic = GenericModel(model, self._layers, 0)
-            if not compute_alike(decoder, generic, self._config, self._device):
-                raise NotTracedError("the program gives other results")
         except (NotTracedError, NotNativeError, RecursionError) as error:
             _log.info("%s is computed by transformers' code: %s", spec.architecture, error)
             return None

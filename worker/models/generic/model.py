@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ....ipc.spec.model_spec import AttentionSpec
 from ...attention import AttentionBackend
 from ...attention.metadata import AttentionMetadata, KVCaches
+from ...pooling.head import PoolingHead
 from ..model import Model
 from .architecture import find_body
 from .attention import attending
@@ -27,7 +28,7 @@ class GenericModel(Model):
     """All tokens of a step are one sequence of a batch of one: attention alone looks at other tokens."""
 
     native = None
-    pooling_head = None
+    pooling_head: PoolingHead | None = None
     batch_variance_reason = VARIANCE
 
     def __init__(
