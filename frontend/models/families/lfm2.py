@@ -12,7 +12,6 @@ from .config_fields import ConfigFields
 from .mixtral import read_num_experts
 from .parts import read_attention, read_model, read_num_layers
 
-_NAMES: dict[str, Any] = {"gate": "w1", "up": "w3", "down": "w2"}
 _FULL, _CONV = "full_attention", "conv"
 
 
@@ -43,7 +42,7 @@ def read_moe_spec(fields: ConfigFields) -> ModelSpec:
         stack=ExpertStackSpec(
             gate_up="feed_forward.experts.gate_up_proj", down="feed_forward.experts.down_proj"
         ),
-        **{part: f"feed_forward.experts.{{}}.{name}" for part, name in _NAMES.items()},
+        **_name("feed_forward.experts.{}."),
     )
     num_layers, dense = read_num_layers(fields), _make_dense(fields.integer("intermediate_size", 7168))
     num_dense = fields.integer("num_dense_layers", 2, low=0)
@@ -54,9 +53,11 @@ def read_moe_spec(fields: ConfigFields) -> ModelSpec:
 
 
 def _make_dense(width: int) -> DenseSpec:
-    return DenseSpec(
-        intermediate_size=width, **{part: f"feed_forward.{name}" for part, name in _NAMES.items()}
-    )
+    return DenseSpec(intermediate_size=width, **_name("feed_forward."))
+
+
+def _name(prefix: str) -> dict[str, Any]:
+    return {"gate": f"{prefix}w1", "up": f"{prefix}w3", "down": f"{prefix}w2"}
 
 
 def _read(fields: ConfigFields, architecture: str, ffns: list[Any]) -> ModelSpec:
