@@ -97,9 +97,8 @@ class AttentionStep:
 
     def narrow(self, dtype: torch.dtype) -> Self:
         """With caches of codes; slots that no request owns have NaN as their scale."""
-        return replace(
-            self, k_cache=make_narrow(self.k_cache, dtype), v_cache=make_narrow(self.v_cache, dtype)
-        )
+        values = self.v_cache if self.value_size is not None else make_narrow(self.v_cache, dtype)
+        return replace(self, k_cache=make_narrow(self.k_cache, dtype), v_cache=values)
 
     def draw_bias(self) -> Tensor:
         """A position bias for these requests."""

@@ -16,7 +16,7 @@ def to_native_layout(
     """
     if is_narrow(k_cache):
         caches = k_cache.clone(), v_cache.clone()
-        codes = [view_parts(cache)[0] for cache in caches]
+        codes = [view_parts(cache)[0] if is_narrow(cache) else cache for cache in caches]  # latents have no V
         for part, native in zip(codes, _rearrange(codes[0], codes[1], bool(is_paired)), strict=True):
             part.copy_(native.clone())
         return caches

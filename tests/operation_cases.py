@@ -620,8 +620,9 @@ def rotate_latent(
     sizes: tuple[int, int, int, int],
     block_size: int,
     rows: int,
+    kv_dtype: torch.dtype | None = None,
 ) -> OpCase:
-    """`sizes` is (heads, nope, rope, rank)."""
+    """`sizes` is (heads, nope, rope, rank); `kv_dtype` of a cache in 8 bits."""
     launch = find_launch(implementation, "attention.rotate_and_write", "rotate_latent")
     draw, (num_heads, nope, rope, rank), num_blocks = Draw(implementation, dtype), sizes, 9
     angle = draw(rows, rope // 2, dtype=F32) * 3
@@ -632,23 +633,37 @@ def rotate_latent(
     ) -> Outputs:
         """Ends of queries, latents and what is in the cache."""
         *angles, slots = parts
-        y = torch.full((len(query), num_heads, rank + rope), 7.0, dtype=dtype, device=query.device)
-        cache = torch.full((num_blocks, 1, block_size, rank + rope), 7.0, dtype=dtype, device=query.device)
+        size = rank + rope * (1 if kv_dtype is None else 2)
+        y = torch.full((len(query), num_heads, size), 7.0, dtype=dtype, device=query.device)
+        shape = num_blocks, 1, block_size, size + (SCALE_SIZE if kv_dtype else 0)
+        cache = torch.full(shape, 7, dtype=kv_dtype or dtype, device=query.device)
         function(query, y, latent, rank, *angles, cache, slots)
         assert (y[..., :rank] == 7.0).all()
+        codes, *scales = (cache,) if kv_dtype is None else view_parts(cache)
         if is_native:
-            cache = from_native_layout(cache, cache)[0]
-        by_slot = cache.transpose(1, 2).flatten(0, 1)
+            codes = from_native_layout(codes, codes, is_paired=dtype == BF16)[0]
+        by_slot = codes.transpose(1, 2).flatten(0, 1)
         written = by_slot[slots].squeeze(1)
-        assert torch.equal(written, latent)
-        by_slot[slots] = 7.0
-        assert (by_slot == 7.0).all(), "a slot of nobody is written"
-        return y[..., rank:], written
+        by_slot[slots] = 7
+        assert (by_slot == 7).all(), "a slot of nobody is written"
+        if kv_dtype is None:
+            assert torch.equal(written, latent)
+            return y[..., rank:], written
+        scale = scales[0].transpose(1, 2).flatten(0, 1)[slots]
+        numbers = written if kv_dtype == torch.int8 else written.view(torch.float8_e4m3fn)
+        high, low = (128, 1) if kv_dtype == torch.int8 else (1, 1 / 16)
+        numbers = numbers.float() * scale
+        ends = numbers[:, rank : rank + rope] * high + numbers[:, rank + rope :] * low
+        return y[..., rank:], numbers[:, :rank], ends
 
     inputs = draw(rows, num_heads, nope + rope), draw(rows, rank + rope), angle.cos(), angle.sin(), slots
     expected = compute(rotate_latent_reference, False, *(part.clone() for part in inputs))
-    bound = 5 * torch.finfo(dtype).eps / 2 * max(part.abs().max().item() for part in expected)
-    return OpCase(inputs, partial(compute, launch, implementation != "triton"), expected, (bound, bound))
+    bounds = [5 * torch.finfo(dtype).eps / 2 * part.abs().max().item() for part in expected]
+    if kv_dtype is not None:  # a code that is another by one, of the rotated numbers a second one
+        steps = (1 / 127, 1 / 127) if kv_dtype == torch.int8 else (1 / 8, 1 / 128)
+        largest = expected[1].abs().max().item(), max(part.abs().max().item() for part in expected[1:])
+        bounds[1:] = [bound + step * top for bound, step, top in zip(bounds[1:], steps, largest, strict=True)]
+    return OpCase(inputs, partial(compute, launch, implementation != "triton"), expected, tuple(bounds))
 
 
 def multiply_heads(
@@ -775,9 +790,14 @@ TABLE: list[Line] = [
         (*shape, "", 37, kv_dtype) for shape in _ROTATED for kv_dtype in (torch.int8, torch.uint8)
     ], 2),
     (rotate_latent, NATIVE, BOTH, [
-        ((4, 8, 16, 32), 16, 37), ((1, 16, 2, 16), 8, 3), ((5, 64, 64, 512), 32, 70)
+        *(((4, 8, 16, 32), 16, 37, kv_dtype) for kv_dtype in (None, torch.int8, torch.uint8)),
+        ((3, 8, 12, 44), 8, 5, torch.uint8), ((1, 16, 2, 16), 8, 3), ((5, 64, 64, 512), 32, 70, torch.int8),
+        ((5, 64, 64, 512), 32, 70),
     ], 3),
-    (rotate_latent, TRITON, BOTH, [((8, 16, 16, 32), 8, 5), ((7, 8, 12, 40), 16, 11)], 1),
+    (rotate_latent, TRITON, BOTH, [
+        ((8, 16, 16, 32), 8, 5), ((8, 16, 16, 32), 8, 5, torch.int8), ((3, 16, 12, 40), 8, 5, torch.uint8),
+        ((7, 8, 12, 40), 16, 11),
+    ], 1),
     (multiply_heads, NATIVE, BOTH, [
         (1, 1, 1, 1), (3, 4, 16, 48), (70, 3, 24, 33), (130, 16, 128, 96)
     ], 3),

@@ -54,7 +54,7 @@ class PagedRun:
         scales = [group.scale for group in find_table_groups(config, caches)] or [1]
         self._ids = [(num_groups * scale, group * scale) for group, scale in enumerate(scales)]
         self.kv_caches: KVCaches = [
-            (k_cache.fill_(torch.nan), v_cache.fill_(torch.nan)) for k_cache, v_cache in caches
+            (_fill_with_nan(k_cache), _fill_with_nan(v_cache)) for k_cache, v_cache in caches
         ]
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self.requests: dict[str, Request] = {}
@@ -138,6 +138,13 @@ class PagedRun:
         arrays = slots, np.zeros(len(slots) + 1, np.int32), np.empty(0, np.int32), np.empty(0, np.int32)
         tensors = (torch.from_numpy(array).to(self._device) for array in arrays)
         return StepStates(self._states, *tensors, *arrays)
+
+
+def _fill_with_nan(cache: Tensor) -> Tensor:
+    """In 8 bits codes of -1 or NaN, and scales of NaN."""
+    if cache.is_floating_point():
+        return cache.fill_(torch.nan)
+    return cache.fill_(-1 if cache.is_signed() else 0xFF)
 
 
 def compute_alone(

@@ -23,7 +23,7 @@ from ..processes.log_lines import LogFormat
 from ..processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from .gguf_tensor import GgufTensor, describe_types
 from .kv_groups import find_max_held, find_places
-from .model_spec import DTYPE_SIZE_BYTES, Dtype, KVCacheDtype, ModelSpec
+from .model_spec import DTYPE_SIZE_BYTES, Dtype, KVCacheDtype, ModelSpec, size_latents
 from .options import check_options, fraction, option, seconds, size
 from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
@@ -385,9 +385,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.cache.kv_cache_dtype != "auto" and not self.model.spec.is_causal:
             text = "auto for an encoder, which keeps no KV cache"
             raise ConfigError("kv_cache_dtype", self.cache.kv_cache_dtype, text)
-        if self.cache.kv_cache_dtype != "auto" and self.model.spec.has_latents:
-            text = "auto for a model whose attention keeps latents"
-            raise ConfigError("kv_cache_dtype", self.cache.kv_cache_dtype, text)
+        spec = size_latents(self.model.spec, self.cache.kv_cache_dtype)
+        if spec is not self.model.spec:
+            model = msgspec.structs.replace(self.model, spec=spec)
+            msgspec.structs.force_setattr(self, "model", model)
         most = self.model.spec.most_keys
         if most is not None and self.model.max_model_len > most:
             text = (

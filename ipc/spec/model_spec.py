@@ -91,13 +91,17 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def size(self) -> int:
-        """Numbers of a token in the cache."""
+        """Numbers of a token's latent."""
         return self.rank + self.rope_size
 
     @property
     def head_size(self) -> int:
         """Numbers of a query head before it is brought into the latent's space."""
         return self.nope_size + self.rope_size
+
+    def count_key_numbers(self, kv_dtype: KVCacheDtype) -> int:
+        """What a token has in the cache, in numbers of its type; in 8 bits two of each rotated number."""
+        return self.size if kv_dtype == "auto" else self.size + self.rope_size
 
     def list_linears(self, num_heads: int, hidden_size: int) -> list[tuple[str, int, int]]:
         """Name, outputs and inputs of each of its projections."""
@@ -140,7 +144,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str | None = None  # of a number for each head: the score of a key more, whose value is 0
-    # Then num_kv_heads is 1, head_size the latent's whole size, and there are no `qkv`, norms and sinks.
+    # Then num_kv_heads is 1, head_size the numbers of a key (`size_latents`), and there are no `qkv`, norms
+    # and sinks.
     latent: LatentSpec | None = None
     kv_group: int = 0  # of the model's `kv_windows`
 
@@ -176,10 +181,14 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Whether keys and values of its own are kept."""
         return self.is_causal and self.kv_layer is None and self.num_heads > 0
 
-    @property
-    def cache_size(self) -> int:
-        """Numbers of a token in the cache: keys and values, or a latent, which is both."""
-        return self.kv_size if self.latent is not None else 2 * self.kv_size
+    def count_cache_numbers(self, kv_dtype: KVCacheDtype) -> int:
+        """What a token has in the cache, in numbers of its type: keys and values, or a latent, which is both;
+        in 8 bits with their scales.
+        """
+        scales = 0 if kv_dtype == "auto" else self.num_kv_heads * KV_SCALE_BYTES
+        if self.latent is not None:
+            return self.latent.count_key_numbers(kv_dtype) + scales
+        return 2 * (self.kv_size + scales)
 
     @property
     def rope_head_size(self) -> int:
@@ -196,7 +205,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         if self.latent is None:
             return self.query_size + self.projected_size
         latent = self.latent
-        each = latent.head_size + latent.size + latent.rank + latent.value_size
+        each = latent.head_size + self.head_size + latent.rank + latent.value_size
         return self.num_heads * each + latent.size + (latent.q_rank or 0)
 
     def count_params(self, hidden_size: int) -> int:
@@ -608,10 +617,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def kv_bytes_per_token(self, dtype: Dtype, kv_dtype: KVCacheDtype = "auto") -> int:
         """Bytes of KV cache that one token takes over all layers; the model's `dtype` counts for "auto"."""
         keeping = [layer.attention for layer in self.layers if layer.attention.keeps_kv]
-        size = sum(attention.cache_size for attention in keeping)
-        if kv_dtype == "auto":
-            return size * DTYPE_SIZE_BYTES[dtype]
-        return size + sum(2 * attention.num_kv_heads for attention in keeping) * KV_SCALE_BYTES
+        itemsize = DTYPE_SIZE_BYTES[dtype] if kv_dtype == "auto" else 1
+        return sum(attention.count_cache_numbers(kv_dtype) for attention in keeping) * itemsize
 
     @property
     def state_offsets(self) -> list[int]:
@@ -750,3 +757,17 @@ def find_ropes(spec: ModelSpec) -> list[tuple[RopeConfig, int]]:
 def has_dynamic_rope(spec: ModelSpec) -> bool:
     """Whether the angles of some layer depend on the length of a token's sequence."""
     return any(rope.type == "dynamic" for rope, _ in find_ropes(spec))
+
+
+def size_latents(spec: ModelSpec, kv_dtype: KVCacheDtype) -> ModelSpec:
+    """The spec with heads as large as keys are in such a cache, where these are of latents."""
+    if not spec.has_latents:
+        return spec
+    layers = list(spec.layers)
+    for index, layer in enumerate(layers):
+        attention = layer.attention
+        if attention.latent is not None:
+            size = attention.latent.count_key_numbers(kv_dtype)
+            layers[index] = replace(layer, attention=replace(attention, head_size=size))
+    sized = replace(spec, layers=tuple(layers))
+    return spec if sized == spec else sized

@@ -99,7 +99,7 @@ class CodeAttention : public VectorAttention<DottedPairs> {
     };
 
     static bool can_read_in_place(const Step<bf16>& step, int rows) {
-        return step.block_size == kGroup && step.head_size % kStep == 0 && rows <= kFewRows;
+        return step.has_values() && step.block_size == kGroup && step.head_size % kStep == 0 && rows <= kFewRows;
     }
 
     // body(how many rows of a head, the first of them, whether that is 0)

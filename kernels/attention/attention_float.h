@@ -148,7 +148,16 @@ class FloatAttention {
     }
 
     void stage_keys(const Task& task, int start, int end) {
-        if (step_.format != kModelType) return stage_codes(task, start, end);
+        if (step_.format != kModelType)
+            stage_codes(task, start, end);
+        else
+            stage_numbers(task, start, end);
+        if (!step_.has_values())
+            for (int j = 0; j < count_; ++j)
+                for (int d = 0; d < step_.value_size; ++d) value_[size_t(j) * padded_ + d] = key_[d * kKeys + j];
+    }
+
+    void stage_numbers(const Task& task, int start, int end) {
         const int D = step_.head_size;
         for (int key = start; key < end;) {
             const Place<float> from = find_keys(step_, task, key, end);
@@ -159,9 +168,6 @@ class FloatAttention {
                 std::memcpy(value_ + (key - start + j) * padded_, from.v + size_t(j) * D, D * sizeof(float));
             key += from.count;
         }
-        if (!step_.has_values())
-            for (int j = 0; j < count_; ++j)
-                for (int d = 0; d < step_.value_size; ++d) value_[size_t(j) * padded_ + d] = key_[d * kKeys + j];
     }
 
     void stage_codes(const Task& task, int start, int end) {
@@ -171,7 +177,7 @@ class FloatAttention {
             for (int d = 0; d < D; ++d)
                 widen_codes(from.k + size_t(d) * step_.block_size, from.count, step_.format,
                             key_ + d * kKeys + key - start);
-            for (int j = 0; j < from.count; ++j)
+            for (int j = 0; step_.has_values() && j < from.count; ++j)
                 widen_codes(from.v + size_t(j) * D, D, step_.format, value_ + (key - start + j) * padded_);
             scales_.take(from, key - start);
             key += from.count;

@@ -112,9 +112,7 @@ class PairedTile {
             fetch(from.k, kFetchedKeys);
             copy_value(from, key - start);
         });
-        if (!step_.has_values())
-            for (int group = 0; group * kGroup < count_; ++group) turn_keys(group);
-        clear_values();
+        finish_values();
     }
 
     // `start` is where the tile after this one begins, in this task or another.
@@ -193,7 +191,7 @@ class PairedTile {
                 fetch(after.v, lines_size);
             }
             widen_keys(widen, from.k, key - start);
-            widen_values(widen, from, key - start);
+            if (step_.has_values()) widen_values(widen, from, key - start);
             scales_.take(from, key - start);
             key = next;
         }
@@ -202,7 +200,7 @@ class PairedTile {
         for (int group = 0; group < rounded / kGroup; ++group)
             keys_[group] = key_ + size_t(group) * kGroup * step_.head_size;
         scales_.clear(count_, rounded);
-        clear_values();
+        finish_values();
     }
 
     // Of 16 keys, or of 8 where blocks have no more; slots without a key too, whose scores are masked.
@@ -280,6 +278,12 @@ class PairedTile {
                 std::memcpy(to + i * 2 * kGroup, &b[i], sizeof b[i]);
             }
         }
+    }
+
+    void finish_values() {
+        if (!step_.has_values())
+            for (int group = 0; group * kGroup < count_; ++group) turn_keys(group);
+        clear_values();
     }
 
     // V of the keys from count_ on up to a multiple of kStep; an odd count's last key shares its pair with one.

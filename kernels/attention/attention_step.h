@@ -120,7 +120,7 @@ CodePlace find_codes(const Step<T>& step, const Task& task, int key, int end) {
     const int block = step.block_tables[task.request * step.table_stride + key / size];
     const size_t start = (size_t(block) * step.num_kv_heads + task.kv_head) * narrow_size(size, D);
     const uint8_t* k = reinterpret_cast<const uint8_t*>(step.k_cache) + start;
-    const uint8_t* v = reinterpret_cast<const uint8_t*>(step.v_cache) + start;
+    const uint8_t* v = step.has_values() ? reinterpret_cast<const uint8_t*>(step.v_cache) + start : k;
     const int paired = sizeof(T) == sizeof(bf16) ? 2 : 1, scales = size * D + offset * kScaleBytes;
     return {k + paired * offset, v + size_t(offset) * D, reinterpret_cast<const float*>(k + scales),
             reinterpret_cast<const float*>(v + scales), std::min(size - offset, end - key)};

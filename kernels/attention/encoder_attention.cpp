@@ -21,7 +21,7 @@ using namespace quire::attention;
 constexpr double kMinParallelWork = 200e3;  // multiply-adds worth a second thread
 constexpr int kTaskQueries = 512;           // that share one staging of keys and values
 constexpr int kMaxWindow = 1 << 30;
-constexpr int kMaxHeadSize = 576;           // MAX_NATIVE_HEAD_SIZE of paged_attention.py
+constexpr int kMaxHeadSize = 640;           // MAX_NATIVE_HEAD_SIZE of paged_attention.py
 
 template <typename T>
 struct Prompts {

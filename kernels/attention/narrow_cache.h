@@ -29,32 +29,62 @@ inline UintVec encode_fp8(Vec x) {
     return (size < 0x1p-6f ? (UintVec)__builtin_convertvector(small, IntVec) : whole) | sign;
 }
 
-// Codes of x [D], D a multiple of 8; their scale comes back.
+// kLanes numbers of x [D] from d on, 0 past the last.
 template <typename T>
-inline float encode(const T* x, int D, KVFormat format, uint8_t* codes) {
+inline Vec load_part(const T* x, int d, int D) {
+    if (d + kLanes <= D) return load(x + d);
     float row[kLanes];
-    const auto load_part = [&](int d) {
-        if (d + kLanes <= D) return load(x + d);
-        for (int i = 0; i < kLanes; ++i) row[i] = d + i < D ? widen(x[d + i]) : 0.0f;
-        return load(row);
-    };
+    for (int i = 0; i < kLanes; ++i) row[i] = d + i < D ? widen(x[d + i]) : 0.0f;
+    return load(row);
+}
+
+// The largest |x| of x [D]; NaN if one is.
+template <typename T>
+inline float find_top(const T* x, int D) {
     Vec top = Vec{};
     IntVec is_nan = IntVec{};
     for (int d = 0; d < D; d += kLanes) {
-        const Vec part = load_part(d), size = (Vec)((UintVec)part & 0x7fffffffu);
+        const Vec part = load_part(x, d, D), size = (Vec)((UintVec)part & 0x7fffffffu);
         is_nan |= part != part;
         top = top > size ? top : size;
     }
-    float scale = std::max(max(top) / (format == kInt8 ? 127.0f : 448.0f), 0x1p-126f);
     for (int i = 0; i < kLanes; ++i)
-        if (is_nan[i]) scale = NAN;
+        if (is_nan[i]) return NAN;
+    return max(top);
+}
+
+// Codes of x [D] / scale.
+template <typename T>
+inline void encode_by(float scale, const T* x, int D, KVFormat format, uint8_t* codes) {
     for (int d = 0; d < D; d += kLanes) {
-        const Vec ratio = load_part(d) / scale;
+        const Vec ratio = load_part(x, d, D) / scale;
         const UintVec code = format == kInt8 ? (UintVec)(ratio + 12582912.0f) : encode_fp8(ratio);  // 1.5 * 2^23
         const ByteVec bytes = __builtin_convertvector(code, ByteVec);
         std::memcpy(codes + d, &bytes, std::min(kLanes, D - d));
     }
+}
+
+// Of the largest number; a NaN stays.
+inline float find_scale(float top, KVFormat format) {
+    const float scale = top / (format == kInt8 ? 127.0f : 448.0f);
+    return scale < 0x1p-126f ? 0x1p-126f : scale;
+}
+
+// Codes of x [D]; their scale comes back.
+template <typename T>
+inline float encode(const T* x, int D, KVFormat format, uint8_t* codes) {
+    const float scale = find_scale(find_top(x, D), format);
+    encode_by(scale, x, D, format, codes);
     return scale;
+}
+
+// What the two codes of a rotated number of a latent are multiplied by, as END_FACTORS of narrow_cache.py.
+struct EndFactors {
+    float high, low;
+};
+
+inline EndFactors find_end_factors(KVFormat format) {
+    return format == kInt8 ? EndFactors{128.0f, 1.0f} : EndFactors{1.0f, 0.0625f};
 }
 
 // Numbers of kLanes codes.
@@ -83,6 +113,28 @@ inline void widen_codes(const uint8_t* from, int count, KVFormat format, bf16* t
         widen_codes(from + i, part, format, numbers);
         for (int j = 0; j < part; ++j) to[i + j] = narrow<bf16>(numbers[j]);
     }
+}
+
+// Codes [rank + 2 rope] of a latent x [rank + rope]; their scale comes back.
+template <typename T>
+inline float encode_latent(const T* x, int rank, int rope, KVFormat format, uint8_t* codes) {
+    const EndFactors factors = find_end_factors(format);
+    const float first = find_top(x, rank), second = find_top(x + rank, rope) / factors.high;
+    const float scale = find_scale(first != first ? first : second < first ? first : second, format);
+    encode_by(scale, x, rank, format, codes);
+    float row[kLanes];
+    for (int d = 0; d < rope; d += kLanes) {
+        const int count = std::min(kLanes, rope - d);
+        uint8_t* to = codes + rank + d;
+        const Vec ratio = load_part(x + rank, d, rope) / scale;
+        store(row, ratio);
+        encode_by(factors.high, row, count, format, to);
+        uint8_t part[kLanes] = {};
+        std::memcpy(part, to, count);
+        store(row, ratio - widen_vector(part, format) * factors.high);
+        encode_by(factors.low, row, count, format, to + rope);
+    }
+    return scale;
 }
 
 // Widens codes to bfloat16, where processors look up bytes by tables of the 128 sizes.

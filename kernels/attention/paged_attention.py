@@ -30,7 +30,7 @@ _MAX_SCORES = 1 << 24
 NO_WINDOW = 0x7FFFFFFF
 _BIAS_PADDING = 64  # at least kPanel of encoder_engines.h
 
-MAX_NATIVE_HEAD_SIZE = 576  # a latent of 512 and its rotated part of 64
+MAX_NATIVE_HEAD_SIZE = 640  # a latent of 512 and its rotated part of 64, in 8 bits two codes each
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def paged_attention_reference(
     Works on any device and type; gathers the blocks of one request at a time and computes in float32.
     """
     if value_size is not None:
-        v_cache = k_cache[..., :value_size]
+        v_cache = k_cache
     out = query.new_empty((*query.shape[:2], value_size or query.shape[2]))
     for request, seq_len in enumerate(seq_lens):
         start, end = query_starts[request], query_starts[request + 1]
@@ -79,7 +79,7 @@ def paged_attention_reference(
             out[first:last] = _attend_tile(
                 query[first:last],
                 key,
-                value,
+                value[..., :value_size],
                 position - seen_start,
                 window,
                 soft_cap,
@@ -181,7 +181,7 @@ def launch_paged_attention(
     """[T, H * D] on the CPU; with a `value_size` E, a multiple of 16, [T, H * E]. Query t begins
     `t * query_stride` elements into `query`.
 
-    The caches are as `launch_rotate_and_write` leaves them. float32 or bfloat16, D a multiple of 8 up to 576;
+    The caches are as `launch_rotate_and_write` leaves them. float32 or bfloat16, D a multiple of 8 up to 640;
     tables and lengths are int32, `sinks` float32 [H]. A row's bits depend on its own sequence alone.
     """
     num_kv_heads, block_size, head_size = *k_cache.shape[1:3], find_head_size(k_cache)

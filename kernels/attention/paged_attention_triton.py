@@ -32,6 +32,7 @@ from ..triton.dependent_launch_triton import launch_options, wait_for_inputs
 from ..triton.launch_sizes import next_power_of_2
 from .attention_plan_triton import ITEM_SIZE, MAX_SPLITS, AttentionPlan, SplitWork
 from .narrow_cache import find_format, find_head_size
+from .rotate_and_write_triton import decode
 
 _jit: typing.Any = triton.jit
 
@@ -278,18 +279,6 @@ def _add_sink(top: typing.Any, total: typing.Any, sums: typing.Any, sink: typing
 
 
 @_jit
-def _decode(codes: typing.Any, KV_FORMAT: tl.constexpr) -> typing.Any:
-    """float32 of a cache's codes."""
-    if KV_FORMAT == 1:
-        numbers = codes.to(tl.float32)
-    else:  # a half with the same digits has an exponent that is less by 8
-        bits = codes.to(tl.uint16)
-        halves = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
-        numbers = halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return numbers
-
-
-@_jit
 def _load_scales(at: typing.Any, mask: typing.Any) -> typing.Any:
     return tl.load(at.to(tl.pointer_type(tl.float32), bitcast=True), mask=mask, other=0.0)
 
@@ -342,9 +331,11 @@ def _attend_keys(
             v = tl.load(v_at, mask=has_dim[None, :], other=0.0)
         if KV_FORMAT > 0:
             k_scale = _load_scales(k_cache + scales_at, is_key)  # pyright: ignore[reportPossiblyUnboundVariable]
-            v_scale = _load_scales(v_cache + scales_at, is_key)  # pyright: ignore[reportPossiblyUnboundVariable]
-            k = _decode(k, KV_FORMAT).to(q.dtype)
-            v = _decode(v, KV_FORMAT)
+            v_scale = k_scale
+            if REST == 0:
+                v_scale = _load_scales(v_cache + scales_at, is_key)  # pyright: ignore[reportPossiblyUnboundVariable]
+            k = decode(k, KV_FORMAT).to(q.dtype)
+            v = decode(v, KV_FORMAT)
             if q.dtype == tl.float16:  # whose small numbers lose digits: not weight times scale
                 v = v * v_scale[:, None]
             v = v.to(q.dtype)
@@ -355,6 +346,8 @@ def _attend_keys(
                 k_rest = tl.load(rest_at, mask=is_key[None, :] & (rest < REST)[:, None], other=0.0)
             else:
                 k_rest = tl.load(rest_at)
+            if KV_FORMAT > 0:
+                k_rest = decode(k_rest, KV_FORMAT).to(q.dtype)
             scores = tl.dot(q_rest, k_rest, scores, input_precision="ieee")
         scores = scores * scale  # [M, N], of a weight the logarithm to base 2
         if KV_FORMAT > 0:

@@ -18,7 +18,7 @@ using attention::KVFormat;
 constexpr int64_t kMinParallelSize = 1 << 15;
 constexpr int kChunk = 16;  // tokens handled together: neighbours in a block share K's cache lines
 constexpr int kHeads = 8;   // whose norms are found together: they need not wait for each other's
-constexpr int kMaxHeadSize = 576;  // MAX_NATIVE_HEAD_SIZE of paged_attention.py
+constexpr int kMaxHeadSize = 640;  // MAX_NATIVE_HEAD_SIZE of paged_attention.py
 
 // x is one head [D]; cos and sin are [D / 2]. Computed in float32, rounded to T once.
 template <typename T>
@@ -89,20 +89,32 @@ void write_run(const Place<bf16>& place, const bf16* key, const bf16* value, siz
     }
 }
 
+template <typename T>
+constexpr int kPair = sizeof(T) == sizeof(bf16) ? 2 : 1;  // numbers that lie side by side in a block
+
+// A key's scale and codes [D] or numbers, in the place `slot` of a head's block.
+template <typename T, typename Number>
+void put_key(Number* block, const Number* key, int D, int size, int slot) {
+    for (int d = 0; d < D; d += kPair<T>)
+        std::memcpy(block + size_t(d) * size + slot * kPair<T>, key + d, kPair<T> * sizeof(Number));
+}
+
+void put_scale(uint8_t* block, float scale, int D, int size, int slot) {
+    std::memcpy(block + size_t(size) * D + slot * sizeof scale, &scale, sizeof scale);
+}
+
 // Codes and scales of `count` tokens' keys or values, which lie in a block as numbers of T do.
 template <typename T>
 void write_codes(const Layer<T>& layer, T* cache, size_t head, bool is_key, const T* x, int offset, int count) {
-    constexpr int kPair = sizeof(T) == sizeof(bf16) ? 2 : 1;
     const int D = layer.head_size, size = layer.block_size;
     uint8_t* block = reinterpret_cast<uint8_t*>(cache) + head * attention::narrow_size(size, D);
     uint8_t codes[kMaxHeadSize];
     for (int slot = offset; slot < offset + count; ++slot, x += layer.stride) {
-        const float scale = attention::encode(x, D, layer.format, codes);
-        std::memcpy(block + size_t(size) * D + slot * sizeof scale, &scale, sizeof scale);
+        put_scale(block, attention::encode(x, D, layer.format, codes), D, size, slot);
         if (is_key)
-            for (int d = 0; d < D; d += kPair) std::memcpy(block + d * size + slot * kPair, codes + d, kPair);
+            put_key<T>(block, codes, D, size, slot);
         else
-            for (int d = 0; d < D; ++d) block[slot / kPair * kPair * D + d * kPair + slot % kPair] = codes[d];
+            for (int d = 0; d < D; ++d) block[slot / kPair<T> * kPair<T> * D + d * kPair<T> + slot % kPair<T>] = codes[d];
     }
 }
 
@@ -169,7 +181,8 @@ void process_tokens(const Layer<T>& layer, int tokens) {
 }
 
 // Latent attention (rotate_and_write.py): queries [T, H, nope + rope] give the ends of what they are in the latent's
-// space, y [T, H, rank + rope], and the token's latent [T, rank + rope], normed already, goes to the cache.
+// space, y [T, H, rank + rope], and the token's latent [T, rank + rope], normed already, goes to the cache. In 8 bits
+// a latent has two codes of each rotated number, and queries both products' factors: y is [T, H, rank + 2 rope].
 template <typename T>
 struct LatentLayer {
     const T* query;
@@ -178,37 +191,53 @@ struct LatentLayer {
     T* cache;
     const int64_t* slots;
     int num_heads, nope, rope, rank, block_size;
+    KVFormat format;
 
-    int head_size() const { return rank + rope; }
+    int latent_size() const { return rank + rope; }
+    int head_size() const { return rank + (format == attention::kModelType ? rope : 2 * rope); }
 };
+
+template <typename T>
+void write_latent(const LatentLayer<T>& layer, const T* latent, int64_t slot) {
+    const int size = layer.block_size, D = layer.head_size(), place = int(slot % size);
+    const size_t block = size_t(slot / size);
+    if (layer.format == attention::kModelType) return put_key<T>(layer.cache + block * size * D, latent, D, size, place);
+    uint8_t codes[kMaxHeadSize];
+    uint8_t* to = reinterpret_cast<uint8_t*>(layer.cache) + block * attention::narrow_size(size, D);
+    put_scale(to, attention::encode_latent(latent, layer.rank, layer.rope, layer.format, codes), D, size, place);
+    put_key<T>(to, codes, D, size, place);
+}
 
 template <typename T>
 void rotate_latent(const LatentLayer<T>& layer, int token) {
     const int rope = layer.rope, size = layer.head_size();
+    const attention::EndFactors factors = attention::find_end_factors(layer.format);
     const float *cos = layer.cos + size_t(token) * (rope / 2), *sin = layer.sin + size_t(token) * (rope / 2);
     for (int head = 0; head < layer.num_heads; ++head) {
         const size_t row = size_t(token) * layer.num_heads + head;
         T* end = layer.y + row * size + layer.rank;
         std::memcpy(end, layer.query + row * (layer.nope + rope) + layer.nope, rope * sizeof(T));
         if (layer.cos) rotate(end, cos, sin, rope);
+        for (int d = 0; layer.format != attention::kModelType && d < rope; ++d) {
+            const float x = widen(end[d]);
+            end[d] = narrow<T>(x * factors.high), end[d + rope] = narrow<T>(x * factors.low);
+        }
     }
-    T* latent = layer.latent + size_t(token) * size;
+    T* latent = layer.latent + size_t(token) * layer.latent_size();
     if (layer.cos) rotate(latent + layer.rank, cos, sin, rope);
-    const int64_t slot = layer.slots[token], block = layer.block_size;
-    constexpr int kPair = sizeof(T) == sizeof(bf16) ? 2 : 1;
-    T* to = layer.cache + size_t(slot / block) * block * size + slot % block * kPair;
-    for (int d = 0; d < size; d += kPair) std::memcpy(to + size_t(d) * block, latent + d, kPair * sizeof(T));
+    write_latent(layer, latent, layer.slots[token]);
 }
 
 }  // namespace
 
 extern "C" void quire_rotate_latent(int is_bf16, const void* query, void* y, void* latent, int tokens, const float* cos,
                                     const float* sin, void* cache, const int64_t* slots, int num_heads, int nope,
-                                    int rope, int rank, int block_size) {
+                                    int rope, int rank, int block_size, int kv_format) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
         const LatentLayer<T> layer{static_cast<const T*>(query), static_cast<T*>(y), static_cast<T*>(latent), cos, sin,
-                                   static_cast<T*>(cache), slots, num_heads, nope, rope, rank, block_size};
+                                   static_cast<T*>(cache), slots, num_heads, nope, rope, rank, block_size,
+                                   KVFormat(kv_format)};
         const int64_t size = int64_t(tokens) * (num_heads * rope + layer.head_size());
         // Tokens that lie side by side in a block share cache lines: a thread takes several.
         parallel_for((tokens + kChunk - 1) / kChunk, size > kMinParallelSize, [&](int chunk) {

@@ -18,5 +18,5 @@ void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, int64_t stride, 
 // of y [T, H, rank + rope], and those of latent [T, rank + rope] in place, which is then written to its slot.
 void quire_rotate_latent(int is_bf16, const void* query, void* y, void* latent, int tokens, const float* cos,
                          const float* sin, void* cache, const int64_t* slots, int num_heads, int nope, int rope,
-                         int rank, int block_size);
+                         int rank, int block_size, int kv_format);
 }

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from ..norm.rms_norm import rms_norm_reference
-from .narrow_cache import find_format, find_head_size, is_narrow, quantize, view_parts
+from .narrow_cache import (
+    find_format,
+    find_head_size,
+    is_narrow,
+    quantize,
+    quantize_latent,
+    spread_ends,
+    view_parts,
+)
 
 
 class QKNorm(NamedTuple):
@@ -134,16 +142,22 @@ def rotate_latent_reference(
 
     `query` is [T, H, nope + rope], `y` [T, H, rank + rope], whose first `rank` numbers of a head are left
     alone, and `latent` [T, rank + rope], normed already; cos and sin are [T, rope / 2], None where nothing
-    is rotated, and the cache is [blocks, 1, block_size, rank + rope].
+    is rotated, and the cache is [blocks, 1, block_size, rank + rope]. With a cache of 8 bits, as in
+    narrow_cache.py, `y` is [T, H, rank + 2 rope].
     """
     nope = query.shape[2] - (latent.shape[1] - rank)
     query_end, latent_end = query[..., nope:], latent[:, None, rank:]
     if cos is not None and sin is not None:
         query_end, latent_end = (rotate_reference(x, cos, sin) for x in (query_end, latent_end))
-    y[..., rank:] = query_end
+    y[..., rank:] = spread_ends(query_end, k_cache)
     latent[:, rank:] = latent_end.squeeze(1)
     block_size = k_cache.shape[2]
-    k_cache[slot_mapping // block_size, 0, slot_mapping % block_size] = latent
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    if is_narrow(k_cache):
+        codes, scales = view_parts(k_cache)
+        codes[blocks, 0, offsets], scales[blocks, 0, offsets] = quantize_latent(latent, rank, k_cache.dtype)
+    else:
+        k_cache[blocks, 0, offsets] = latent
 
 
 def launch_rotate_latent(
@@ -161,5 +175,5 @@ def launch_rotate_latent(
     num_heads, rope = query.shape[1], latent.shape[1] - rank
     library.quire_rotate_latent(
         *(query.dtype is torch.bfloat16, query, y, latent, len(query), cos, sin, k_cache, slot_mapping),
-        *(num_heads, query.shape[2] - rope, rope, rank, k_cache.shape[2]),
+        *(num_heads, query.shape[2] - rope, rope, rank, k_cache.shape[2], find_format(k_cache)),
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..triton.dependent_launch_triton import launch_options, wait_for_inputs
 from ..triton.launch_sizes import ceil_div, next_power_of_2
-from .narrow_cache import find_format, find_head_size
+from .narrow_cache import END_FACTORS, find_format, find_head_size
 from .rotate_and_write import QKNorm
 
 _jit: typing.Any = triton.jit
@@ -67,11 +67,13 @@ def launch_rotate_latent(
     slot_mapping: Tensor,
 ) -> None:
     """As `rotate_latent_reference`; all contiguous. A negative slot is as above."""
+    high_factor, low_factor = END_FACTORS.get(k_cache.dtype, (1.0, 1.0))
     num_heads, rope = query.shape[1], latent.shape[1] - rank
     _rotate_latent_kernel[(query.shape[0], ceil_div(num_heads + 1, _HEADS))](
         query, y, latent, query if cos is None else cos, query if sin is None else sin, k_cache, slot_mapping,
         HAS_ANGLES=cos is not None, NUM_HEADS=num_heads, NOPE=query.shape[2] - rope, RANK=rank,
         PADDED_RANK=next_power_of_2(rank), HALF=rope // 2, PADDED_HALF=next_power_of_2(rope // 2),
+        BLOCK_SIZE=k_cache.shape[2], KV_FORMAT=find_format(k_cache), HIGH=high_factor, LOW=low_factor,
         HEADS=_HEADS, num_warps=2, **launch_options(query.device),
     )  # fmt: skip
 
@@ -116,6 +118,18 @@ def _encode(x: typing.Any, KV_FORMAT: tl.constexpr) -> typing.Any:
         codes = tl.where(tl.abs(x) < 0.015625, small.to(tl.int32), whole - 960)
         codes = (codes | tl.where(x < 0, 128, 0)).to(tl.uint8)
     return codes
+
+
+@_jit
+def decode(codes: typing.Any, KV_FORMAT: tl.constexpr) -> typing.Any:
+    """float32 of a cache's codes."""
+    if KV_FORMAT == 1:
+        numbers = codes.to(tl.float32)
+    else:  # a half with the same digits has an exponent that is less by 8
+        bits = codes.to(tl.uint16)
+        halves = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        numbers = halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return numbers
 
 
 @_jit
@@ -186,15 +200,29 @@ def _rotate_and_write_kernel(
 
 
 @_jit
+def _write_ends(
+    at: typing.Any, ratio: typing.Any, mask: typing.Any, HIGH: tl.constexpr, LOW: tl.constexpr,
+    HALF: tl.constexpr, KV_FORMAT: tl.constexpr,
+) -> typing.Any:  # fmt: skip
+    """Both codes of half of a latent's rotated numbers over its scale."""
+    high = _encode(ratio / HIGH, KV_FORMAT)
+    tl.store(at, high, mask=mask)
+    low = (ratio - decode(high, KV_FORMAT) * HIGH) / LOW
+    tl.store(at + HALF * 2, _encode(low, KV_FORMAT), mask=mask)
+
+
+@_jit
 def _rotate_latent_kernel(
     query: typing.Any, y: typing.Any, latent: typing.Any, cos: typing.Any, sin: typing.Any,
     k_cache: typing.Any, slot_mapping: typing.Any, HAS_ANGLES: tl.constexpr, NUM_HEADS: tl.constexpr,
     NOPE: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr, HALF: tl.constexpr,
-    PADDED_HALF: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
+    PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_FORMAT: tl.constexpr, HIGH: tl.constexpr,
+    LOW: tl.constexpr, HEADS: tl.constexpr, USE_PDL: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (T, groups of HEADS heads); the latent's end counts as the last head."""
     wait_for_inputs(USE_PDL)
     SIZE: tl.constexpr = RANK + HALF * 2
+    KEY_SIZE: tl.constexpr = SIZE if KV_FORMAT == 0 else RANK + HALF * 4
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, PADDED_HALF)
@@ -206,24 +234,51 @@ def _rotate_latent_kernel(
     at = tl.where(is_latent, latent_at, query_at)
     first = tl.load(at, mask=is_query | is_latent, other=0.0)
     second = tl.load(at + HALF, mask=is_query | is_latent, other=0.0)
+    a, b = first.to(tl.float32), second.to(tl.float32)
     if HAS_ANGLES:
         cos_row = tl.load(cos + token * HALF + dims, mask=dims < HALF, other=0.0)[None, :]
         sin_row = tl.load(sin + token * HALF + dims, mask=dims < HALF, other=0.0)[None, :]
-        a, b = first.to(tl.float32), second.to(tl.float32)
         first = (a * cos_row - b * sin_row).to(y.dtype.element_ty)
         second = (b * cos_row + a * sin_row).to(y.dtype.element_ty)
-    y_at = y + (rows * SIZE + RANK)[:, None] + dims[None, :]
-    tl.store(y_at, first, mask=is_query)
-    tl.store(y_at + HALF, second, mask=is_query)
+    y_at = y + (rows * KEY_SIZE + RANK)[:, None] + dims[None, :]
+    if KV_FORMAT == 0:
+        tl.store(y_at, first, mask=is_query)
+        tl.store(y_at + HALF, second, mask=is_query)
+    else:
+        a, b = first.to(tl.float32), second.to(tl.float32)  # rounded by now
+        tl.store(y_at, (a * HIGH).to(first.dtype), mask=is_query)
+        tl.store(y_at + HALF, (b * HIGH).to(first.dtype), mask=is_query)
+        tl.store(y_at + HALF * 2, (a * LOW).to(first.dtype), mask=is_query)
+        tl.store(y_at + HALF * 3, (b * LOW).to(first.dtype), mask=is_query)
     if tl.program_id(1) == tl.num_programs(1) - 1:
         tl.store(latent_at, first, mask=is_latent)
         tl.store(latent_at + HALF, second, mask=is_latent)
         slot = tl.load(slot_mapping + token)
         if slot >= 0:
-            to = k_cache + slot * SIZE
             in_rank = tl.arange(0, PADDED_RANK)
             numbers = tl.load(latent + token * SIZE + in_rank, mask=in_rank < RANK, other=0.0)
-            tl.store(to + in_rank, numbers, mask=in_rank < RANK)
+            to = k_cache + slot * KEY_SIZE
+            if KV_FORMAT > 0:
+                start = slot // BLOCK_SIZE * (BLOCK_SIZE * (KEY_SIZE + 4))
+                to = k_cache + start + slot % BLOCK_SIZE * KEY_SIZE
+                scale_at = k_cache + start + BLOCK_SIZE * KEY_SIZE + slot % BLOCK_SIZE * 4
             end_at = to + RANK + (heads - heads)[:, None] + dims[None, :]
-            tl.store(end_at, first, mask=is_latent)
-            tl.store(end_at + HALF, second, mask=is_latent)
+            if KV_FORMAT == 0:
+                tl.store(to + in_rank, numbers, mask=in_rank < RANK)
+                tl.store(end_at, first, mask=is_latent)
+                tl.store(end_at + HALF, second, mask=is_latent)
+            else:
+                numbers = numbers.to(tl.float32)
+                a = tl.where(is_latent, first.to(tl.float32), 0.0)
+                b = tl.where(is_latent, second.to(tl.float32), 0.0)
+                largest = 127.0 if KV_FORMAT == 1 else 448.0
+                end_top = tl.max(tl.max(tl.maximum(tl.abs(a), tl.abs(b)), 1), 0)
+                top = tl.maximum(tl.max(tl.abs(numbers), 0), end_top / HIGH)
+                nans = tl.sum((numbers != numbers).to(tl.int32), 0)
+                nans += tl.sum(tl.sum(((a != a) | (b != b)).to(tl.int32), 1), 0)
+                scale = tl.maximum(tl.div_rn(top, largest), 1.1754943508222875e-38)
+                scale = tl.where(nans > 0, float("nan"), scale)  # pyright: ignore[reportOperatorIssue]
+                tl.store(scale_at.to(tl.pointer_type(tl.float32), bitcast=True), scale)  # pyright: ignore[reportPossiblyUnboundVariable]
+                tl.store(to + in_rank, _encode(tl.div_rn(numbers, scale), KV_FORMAT), mask=in_rank < RANK)
+                _write_ends(end_at, tl.div_rn(a, scale), is_latent, HIGH, LOW, HALF, KV_FORMAT)
+                _write_ends(end_at + HALF, tl.div_rn(b, scale), is_latent, HIGH, LOW, HALF, KV_FORMAT)

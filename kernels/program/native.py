@@ -79,7 +79,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *[_Data] * 3,
         *[_INT] * 5,
     ),
-    "quire_rotate_latent": (_INT, *[_Data] * 3, _INT, *[_Data] * 4, *[_INT] * 5),
+    "quire_rotate_latent": (_INT, *[_Data] * 3, _INT, *[_Data] * 4, *[_INT] * 6),
     "quire_multiply_heads": (_POINTER, _INT, _INT, _POINTER, _LONG, _INT, _INT, _POINTER, _LONG, _INT),
     "quire_paged_attention": (
         *(_INT, _Data, _LONG, _Data, _Data, _Data, _Data, _LONG, _Data, _Data),

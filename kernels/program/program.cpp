@@ -348,7 +348,7 @@ class Pass {
         const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
         quire_rotate_latent(program_.is_bf16, at(op.query), at(op.y), at(op.latent), rows_, cos, sin,
                             cache.k, slots_of(cache), op.num_heads, op.nope, op.rope, op.rank,
-                            program_.block_size);
+                            program_.block_size, program_.kv_format);
     }
 
     void multiply_heads(const QuireMultiplyHeads& op) {

@@ -57,12 +57,15 @@ DTYPES = {
     "gpt-oss-fp8-cache": "bfloat16",
     "deepseek_v3": "bfloat16",
     "lfm2": "float32",
+    "deepseek_v3-int8-cache": "bfloat16",
 }
 # Models with their KV in 8 bits; of two the layers are in groups by their windows.
 CACHES = {
     "int8-cache": (POCKET, "int8"),
     "fp8-cache": (POCKET, "fp8"),
     "gpt-oss-fp8-cache": ("gpt-oss", "fp8"),
+    "deepseek_v3-int8-cache": ("deepseek_v3", "int8"),
+    "minicpm3-fp8-cache": ("minicpm3", "fp8"),
     "gemma3-int8-cache": ("gemma3", "int8"),
     "gemma4-int8-cache": ("gemma4", "int8"),
 }
@@ -73,6 +76,7 @@ SLOW = (
     "fp8-cache",
     "gemma3-int8-cache",
     "gemma4-int8-cache",
+    "minicpm3-fp8-cache",
     "phi3-partial",
     "mixtral",
     "olmo2",

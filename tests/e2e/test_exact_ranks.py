@@ -51,6 +51,7 @@ OTHERS = {
     "uneven groups in stages": ("gemma4", STAGES),
     "latents": ("deepseek_v3", RANKS),
     "latents in stages": ("deepseek_v3", STAGES),
+    "latents in 8 bits": ("deepseek_v3", RANKS | {"kv_cache_dtype": "int8"}),
     "latents of both in int4": ("deepseek_v3", RANKS | STAGES | {"quantization": "int4"}),
 }
 NUM_LAYERS = 4  # of a random model: each of two stages has layers of each group

@@ -63,8 +63,8 @@ def test_heads_and_rows_that_a_kernel_does_not_cover_go_to_the_next() -> None:
     pytest.importorskip("triton")
     assert choose_attention(8, 2, 64, torch.bfloat16, CPU) == "native"
     assert choose_attention(8, 2, 60, torch.bfloat16, CPU) == "torch"
-    assert choose_attention(8, 2, 576, torch.bfloat16, CPU) == "native"
-    assert choose_attention(8, 2, 584, torch.bfloat16, CPU) == "torch"
+    assert choose_attention(8, 2, 640, torch.bfloat16, CPU) == "native"
+    assert choose_attention(8, 2, 648, torch.bfloat16, CPU) == "torch"
     assert choose_attention(8, 2, 64, torch.bfloat16, GPU) == "triton"
     assert choose_attention(8, 2, 320, torch.bfloat16, GPU) == "torch"
     assert choose_norm(4096, torch.bfloat16, GPU) == "triton"

@@ -80,9 +80,11 @@ def launch_attention(case, architecture):
         launch_rotate_and_write(qkv, num_heads, angle, angle, norm, cache, cache, slots)
     else:
         rope = head_size - value_size
+        if case.get("is_narrow"):
+            cache, rope = make(4, 1, block_size, head_size + 4, dtype=torch.int8), rope // 2
         query, rows = (make(34, num_heads, size, dtype=dtype) for size in (128 + rope, head_size))
         angle = make(34, rope // 2, dtype=torch.float32)
-        latent = make(34, head_size, dtype=dtype)
+        latent = make(34, value_size + rope, dtype=dtype)
         launch_rotate_latent(query, rows, latent, value_size, angle, angle, cache, slots)
     tiles, is_strict = count_head_tiles(num_heads, num_kv_heads, value_size), case.get("is_strict", False)
     plan = plan_attention(2, 2, 4, tiles, 4096, 132, is_strict, shared_bytes=SHARED_BYTES[architecture])
@@ -126,6 +128,7 @@ ATTENTION_CASES = {
     "large heads on Ada": {"dtype": "bfloat16", "head_size": 256, "group": 2, "architecture": 89},
     "latents": LATENTS,
     "latents, strict": LATENTS | {"is_strict": True},
+    "latents in 8 bits, strict": LATENTS | {"head_size": 640, "is_narrow": True, "is_strict": True},
     "latents on Ada": LATENTS | {"architecture": 89},
     "latents, float32": LATENTS | {"dtype": "float32"},
     "large float32, strict": {"dtype": "float32", "head_size": 256, "group": 8, "is_strict": True},

@@ -13,10 +13,12 @@ import torch
 from checkpoints import Checkpoint, find_tolerance
 from decoders import FAMILIES, make_decoder
 from generated import find_tokens
+from msgspec.structs import replace
 from paged import PagedRun, assert_same_logits, compute_alone
 from quire import LLM, SamplingParams
 from quire.frontend.options.engine_args import EngineArgs
-from quire.ipc.spec.config import EngineConfig
+from quire.ipc.spec.config import CacheConfig, EngineConfig
+from quire.ipc.spec.model_spec import KVCacheDtype
 from quire.kernels.group.shared_group import SharedGroup
 from quire.worker.models import Decoder, load_model
 from ranks import Pipeline, run_ranks, with_ranks
@@ -123,6 +125,23 @@ def test_narrow_logits_are_near_with_the_same_bits_in_chunks_and_in_python(
     # What other weights would give has a median around 0; int4 of so few random weights 0.89 at least.
     nearest = {None: 0.999, "int4": 0.8, "fp8": 0.98}[quantization]
     assert torch.cosine_similarity(whole, expected, dim=-1).median() > nearest
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "minicpm3", "gpt-oss"], indirect=True)
+@pytest.mark.parametrize(("kv_cache_dtype", "nearest"), [("int8", 0.999), ("fp8", 0.99)])
+def test_logits_of_a_cache_in_8_bits_are_near_with_the_same_bits_in_chunks_and_in_python(
+    family: Family, kv_cache_dtype: KVCacheDtype, nearest: float
+) -> None:
+    checkpoint, token_ids = family.checkpoint, family.checkpoint.draw_tokens(45)
+    config = replace(family.config, cache=CacheConfig(kv_cache_dtype=kv_cache_dtype))
+    model = load_model(config, CPU)
+    whole = compute_alone(model, config, token_ids)
+    assert_same_logits(compute_alone(model, config, token_ids, 7), whole, config)
+    model.native = None
+    assert_same_logits(compute_alone(model, config, token_ids, 16), whole, config)
+    expected = checkpoint.compute_reference(token_ids)
+    assert torch.cosine_similarity(whole, expected, dim=-1).median() > nearest
+    assert not torch.equal(whole, compute_alone(family.model, family.config, token_ids))
 
 
 def test_two_ranks_alone_and_of_two_stages_compute_transformers_logits(family: Family) -> None:

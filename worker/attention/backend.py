@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ...ipc.spec.model_spec import AttentionSpec
+from ...kernels.attention.narrow_cache import find_head_size
 from ...kernels.attention.paged_attention import NO_WINDOW
 from ...kernels.attention.rotate_and_write import QKNorm, rotate_latent_reference
 from .metadata import AttentionMetadata, HostStep, KVCache
@@ -47,10 +48,10 @@ class AttentionBackend(ABC):
     ) -> Tensor:
         """Rotate the ends of queries [T, H, nope + rope] and of latents [T, rank + rope], write the latents.
 
-        What comes back is for this backend's `attend`, contiguous [T, H, rank + rope]: the queries' rotated
-        ends, after `rank` numbers a head that are still to be computed.
+        What comes back is for this backend's `attend`, contiguous and as long a head as the cache's keys: the
+        queries' rotated ends, after `rank` numbers a head that are still to be computed.
         """
-        rows = query.new_empty((*query.shape[:2], latent.shape[1]))
+        rows = query.new_empty((*query.shape[:2], find_head_size(kv_cache[0])))
         self._rotate_latent(
             query, rows, latent, rank, *(angles or (None, None)), kv_cache[0], metadata.slot_mapping
         )

@@ -146,7 +146,7 @@ class LatentAttention(Mixer):
                     Kind.SCALE_ROWS, ScaleRows(table=table.data_ptr(), x=query, size=size, stride=size)
                 )
         program.add(Kind.ROTATE_LATENT, rotate)
-        self.absorb.emit(program, query, latent.head_size, rows, latent.size)
+        self.absorb.emit(program, query, latent.head_size, rows, self.spec.head_size)
         return (rows,)
 
     def emit_attend(self, program: Program, slots: tuple[Slot, ...], y: Slot, layer: int) -> None:
@@ -154,7 +154,7 @@ class LatentAttention(Mixer):
         attended = program.slot("attended", spec.num_heads * latent.rank)
         out = program.slot("expanded", spec.out_size)
         operation = Attend(qkv=slots[0], y=attended, layer=layer, num_heads=spec.num_heads, num_kv_heads=1)
-        operation.head_size, operation.value_size = latent.size, latent.rank
+        operation.head_size, operation.value_size = spec.head_size, latent.rank
         operation.stride, operation.scale = spec.query_size, spec.scale
         operation.window = NO_WINDOW if spec.window is None else spec.window
         program.add(Kind.ATTEND, operation)

@@ -87,7 +87,7 @@ from .native_forward import make_native_forward
 
 # Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
 INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
-INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels for head sizes 8, 16, ... 576"
+INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels for head sizes 8, 16, ... 640"
 INEXACT_SUM = "NCCL chooses the order in which more than two ranks are added up; exact=True takes theirs"
 
 # A smaller table is in each rank: a sum over ranks less in each step, for no memory to speak of.

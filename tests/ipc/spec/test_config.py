@@ -108,8 +108,10 @@ def test_a_cache_of_8_bits_has_scales_and_is_for_models_that_keep_kv() -> None:
     latent = LatentSpec(rank=16, nope_size=8, rope_size=4, value_size=8)
     layer = replace(layer, attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_size=20, latent=latent))
     model = replace(config.model, spec=replace(spec, layers=(layer,)))
-    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8': expected auto for a model whose attention"):
-        replace(config, model=model)
+    narrow = replace(config, model=model)
+    assert narrow.block_size_bytes == (16 + 2 * 4 + 4) * 8, "two codes of each rotated number, and a scale"
+    assert narrow.model.spec.layers[0].attention.head_size == 24
+    assert replace(narrow, cache=CacheConfig(block_size=8)).model == model
     plain = replace(config, model=model, cache=CacheConfig(block_size=8))
     assert plain.block_size_bytes == 20 * 4 * 8, "keys and values are one latent"
 

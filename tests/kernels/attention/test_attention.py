@@ -69,11 +69,21 @@ def test_a_mixed_step_equals_the_reference(
 LATENTS = [(16, 576, 512, 16), (5, 40, 16, 8), (40, 96, 64, 32), (3, 56, 48, 128)]
 
 
-@pytest.mark.parametrize("shape", LATENTS)
+@pytest.mark.parametrize(
+    ("shape", "kv_dtype"),
+    [
+        *((shape, None) for shape in LATENTS),
+        *zip([(16, 640, 512, 16), *LATENTS[1:]], [INT8, FP8] * 2, strict=True),
+    ],
+)
 def test_values_that_are_part_of_the_keys_equal_the_reference(
-    native_dtype: torch.dtype, shape: tuple[int, int, int, int], request: pytest.FixtureRequest
+    native_dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    kv_dtype: torch.dtype | None,
+    request: pytest.FixtureRequest,
 ) -> None:
     step = AttentionStep.draw_latents(NATIVE_STEPS[native_dtype], shape, native_dtype)
+    step = step if kv_dtype is None else step.narrow(kv_dtype)
     together, expected = step.launch_native(scale=0.1), step.reference(scale=0.1)
     assert together.shape[2] == shape[2]
     step.assert_near(together, expected, rounds_weights=not is_widened(request))
@@ -150,20 +160,28 @@ def test_every_shape_and_type_in_triton_equals_the_reference(
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("shape", "dtype", "is_strict", "num_processors"),
+    ("shape", "dtype", "is_strict", "num_processors", "kv_dtype"),
     [
-        (LATENTS[0], BF16, True, 12),
-        (LATENTS[0], F16, False, 1),
-        (LATENTS[1], F32, False, 12),
-        (LATENTS[2], BF16, False, 40),  # heads of three programs
-        (LATENTS[3], F32, True, 1),
-        ((17, 24, 16, 8), F32, False, 12),  # of seventeen
+        (LATENTS[0], BF16, True, 12, None),
+        (LATENTS[0], F16, False, 1, None),
+        (LATENTS[1], F32, False, 12, None),
+        (LATENTS[2], BF16, False, 40, None),  # heads of three programs
+        (LATENTS[3], F32, True, 1, None),
+        ((17, 24, 16, 8), F32, False, 12, None),  # of seventeen
+        ((16, 640, 512, 16), BF16, True, 12, INT8),
+        (LATENTS[1], F32, False, 12, FP8),
+        (LATENTS[2], F16, False, 1, INT8),
     ],
 )
 def test_values_that_are_part_of_the_keys_in_triton_equal_the_reference(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, is_strict: bool, num_processors: int
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    is_strict: bool,
+    num_processors: int,
+    kv_dtype: torch.dtype | None,
 ) -> None:
     step = AttentionStep.draw_latents([(5, 37), (1, 130)], shape, dtype)
+    step = step if kv_dtype is None else step.narrow(kv_dtype)
     actual = step.launch_triton(None, None, 0.1, num_processors=num_processors, is_strict=is_strict)
     step.assert_near(actual, step.reference(scale=0.1))
 
