@@ -46,7 +46,9 @@ template <typename T, typename Act>
 void convolve(const Layer<T>& layer, const StateRun& run, int channel, int count) {
     const QuireCausalConv& conv = layer.conv;
     const int kernel = conv.kernel_size, kept = kernel - 1, C = conv.num_channels;
-    alignas(64) float window[(kMaxKernel - 1 + kRun) * kBlock] = {};
+    // Only the rows before the first token are set: all of them take a quarter of a decode's time.
+    alignas(64) float window[(kMaxKernel - 1 + kRun) * kBlock];
+    std::memset(window, 0, kept * kBlock * sizeof(float));
     auto copy_rows = [&](const float* from, int from_stride, float* to, int to_stride) {
         for (int row = 0; row < kept; ++row)
             std::memcpy(to + row * to_stride, from + row * from_stride, count * sizeof(float));

@@ -32,6 +32,9 @@ from quire.kernels.linear.gated_activation_triton import launch_gated_activation
 from quire.kernels.linear.linear_triton import launch_linear
 from quire.kernels.norm.rms_norm_triton import launch_rms_norm
 from quire.kernels.program.gather_rows_triton import launch_gather_rows
+from quire.kernels.recurrent.delta_rule import DeltaRule
+from quire.kernels.recurrent.delta_rule_triton import launch_delta_rule
+from quire.kernels.recurrent.states import RequestStates
 from quire.kernels.sampling.log_totals_triton import launch_log_totals
 from quire.kernels.sampling.penalties_triton import launch_penalties
 from quire.kernels.sampling.sample_triton import launch_sample
@@ -52,6 +55,12 @@ def launch_dense(_case, _architecture):
     multiply_grouped(make(2, 1024), make(32, 512, 1024), make(32, 512), order, ends, make(8, 512), 4, True)
     for activation in ("silu", "gelu", "gelu_tanh", "clamped_swiglu"):
         launch_gated_activation(make(2, 6144), activation)
+    integers = [make(count, dtype=torch.int32) for count in (2, 3, 2, 3, 1, 1)]
+    states = RequestStates(make(9, 600_000, dtype=torch.float32), *integers)
+    for shift in (32, 32 * 128):
+        numbers = make(32, dtype=torch.float32), make(shift, dtype=torch.float32)
+        rule = DeltaRule(*numbers, 16, 32, 128, 128)
+        launch_delta_rule(rule, states, make(7, 8192), make(7, shift), make(7, 32))
     scale = make(6144, dtype=torch.float32)
     launch_linear(make(1, 1024), make(1024, 1024), make(1024))
     launch_linear(make(20, 1024), make(6144, 1024, dtype=torch.int8), None, scale)
@@ -176,7 +185,7 @@ def test_every_dense_kernel_compiles_for_an_h100(compiled: dict[str, list[Kernel
             "_linear_many",
         ),
         *("_summarize", "_choose", "_choose_filtered", "_sum_chunks", "_add_chunks"),
-        *("_apply_token_bitmask", "_penalize"),
+        *("_apply_token_bitmask", "_penalize", "_delta_rule"),
     }
 
 

@@ -70,7 +70,7 @@ class StepWork:
     """What one rank does in a step."""
 
     weight_bytes: int
-    kv_bytes: int
+    kv_bytes: int  # of recurrent states too, which a step reads and writes once
     flops: int
     attention_flops: int
     num_launches: int
@@ -115,7 +115,8 @@ def compute_step_work(spec: ModelSpec, dtype: Dtype, step: StepShape, num_ranks:
     sums_bytes = 2 * len(own.layers) * step.num_tokens * own.hidden_size * size
     return StepWork(
         weight_bytes=weight_bytes,
-        kv_bytes=sum(_count_kv_bytes(layer.attention, step, size) for layer in own.layers),
+        kv_bytes=sum(_count_kv_bytes(layer.attention, step, size) for layer in own.layers)
+        + 2 * DTYPE_SIZE_BYTES["float32"] * own.state_size * step.num_sampled,
         flops=2 * (body * step.num_tokens + head * step.num_sampled),
         attention_flops=sum(
             4 * layer.attention.query_size * count for layer, count in zip(own.layers, pairs, strict=True)

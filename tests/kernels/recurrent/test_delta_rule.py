@@ -215,6 +215,25 @@ def test_chunks_company_threads_and_saves_change_no_bit(
             assert torch.equal(rest, expected[3][0][6:])
 
 
+@pytest.mark.parametrize("implementation", ["torch", "native", "triton"])
+def test_tiled_value_heads_are_those_in_groups_in_another_order(
+    implementation: str, library: ctypes.CDLL
+) -> None:
+    compute, device = find_compute(implementation, library)
+    grouped = make_layer((2, 6, 8, 9), False, torch.float32, device)
+    order = torch.tensor([0, 3, 1, 4, 2, 5], device=device)  # the three heads of each head of keys lie apart
+    rule = grouped.rule._replace(
+        rate=grouped.rule.rate[order], shift=grouped.rule.shift[order], is_tiled=True
+    )
+    tiled = replace(grouped, rule=rule)
+    qkv, decay, beta = grouped.draw(7, 3)
+    values = qkv[:, 32:].unflatten(1, (6, 9))[:, order].flatten(1)
+    inputs = torch.cat((qkv[:, :32], values), 1), decay[:, order], beta[:, order]
+    [expected] = run_step(compute, grouped, grouped.make_states(), [Piece(2, 0, (qkv, decay, beta))])
+    [actual] = run_step(compute, tiled, tiled.make_states(), [Piece(2, 0, inputs)])
+    assert torch.equal(actual.unflatten(1, (6, 9)), expected.unflatten(1, (6, 9))[:, order])
+
+
 def test_a_request_that_is_not_finite_spoils_no_other(library: ctypes.CDLL) -> None:
     layer = make_layer(SHAPES[1], False, torch.float32)
     compute = partial(launch_delta_rule, library)
