@@ -449,7 +449,7 @@ LINES = {
     "worker": (10_500, 14_700),
     "kernels": (5500, 7000),
     "tools": (15_000, 19_950),
-    "tests": (50_000, 74_350),
+    "tests": (50_000, 74_400),
 }
 _SLACK = 200  # by which a number that only falls may be above what is there
 # What everybody must read: faces, client, protocol, core and runner, without the wings among them.
