@@ -225,6 +225,22 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.3,
         },
     ),
+    "nemotron-h": (
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "num_hidden_layers": 5,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 20,
+            "n_groups": 2,
+            "ssm_state_size": 24,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 32,
+            "mlp_bias": True,
+            "hidden_size": 64,
+            "head_dim": 16,
+        },
+    ),
     "bamba": ("BambaForCausalLM", {**_MAMBA2, "num_hidden_layers": 3, "attn_layer_indices": [1]}),
     "lfm2": (
         "Lfm2ForCausalLM",

@@ -34,7 +34,7 @@ def _load_row(
     FIRST: tl.constexpr,
     KEPT: tl.constexpr,
     IS_GATED: tl.constexpr,
-):
+) -> typing.Any:
     """What a token gives to the convolution; those before the step's first one have left it in the state."""
     is_new = is_there & (channels * 0 + token >= first)
     row = x + token.to(tl.int64) * stride + channels
@@ -83,7 +83,7 @@ def _causal_conv(
         total = tl.zeros((BLOCK,), tl.float32)
         if HAS_BIAS:
             total += tl.load(bias + channels, mask=is_there, other=0.0)
-        for k in tl.static_range(KERNEL):
+        for k in tl.static_range(KERNEL):  # pyright: ignore[reportGeneralTypeIssues]
             row = _load_row(
                 x, own, token - KEPT + k, first, has_state, channels, is_there, stride, num_channels,
                 FIRST, KEPT, IS_GATED,
@@ -104,7 +104,7 @@ def _causal_conv(
         if index < num_saves:
             token = tl.load(save_tokens + save + index)
             to = states + tl.load(save_slots + save + index).to(tl.int64) * slot_size
-        for k in tl.static_range(KEPT):
+        for k in tl.static_range(KEPT):  # pyright: ignore[reportGeneralTypeIssues]
             row = _load_row(
                 x, own, token - KEPT + 1 + k, first, has_state, channels, is_there, stride, num_channels,
                 FIRST, KEPT, IS_GATED,

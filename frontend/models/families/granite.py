@@ -53,7 +53,7 @@ def read_hybrid_spec(fields: ConfigFields) -> ModelSpec:
     fields.ignore("num_experts_per_tok", "intermediate_size")  # of a model without experts
     recurrent = None if all(is_attention) else read_mamba2(fields)
     fields.ignore("time_step_limit", *(key for key in fields if key.startswith("mamba_")))
-    hybrid = {"ffn": ffn, "recurrent": [None if each else recurrent for each in is_attention]}
+    hybrid: dict[str, Any] = {"ffn": ffn, "recurrent": [None if each else recurrent for each in is_attention]}
     kind = fields.get("position_embedding_type")
     if kind not in (None, "rope", "nope"):
         raise fields.error("position_embedding_type", kind, "'rope', 'nope' or null")
