@@ -385,8 +385,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     With `is_parallel`: h += attention(norm(h)) + ffn(ffn_norm(h)); without a ffn_norm both read one norm.
     With `norms_sum`: h = norm(h + attention(h)), then the same with the feed-forward part; no out norms.
     The norms are named by their tensors, after the layer's prefix; without a name there is none.
-    What is `recurrent` stands in attention's place, or both read one norm and their results are added.
-    A layer may be one of its two parts only, with that part's norms.
+    What is `recurrent` stands in attention's place. A layer may be one of its two parts only, with that
+    part's norms.
     """
 
     attention: AttentionSpec = NO_ATTENTION

@@ -176,8 +176,6 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     bias: bool = False  # of both projections
     conv_bias: bool = True
     step_limit: tuple[float, float] = (0.0, math.inf)
-    has_norm: bool = True
-    norm_eps: float | None = None  # None: the model's
     name: str = "mamba"  # of the tensors' part; below it `in_proj`, `conv1d`, `norm` and `out_proj`
 
     @property
@@ -224,7 +222,7 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         ]
         others.append(("conv1d.weight", (self.conv_size, 1, self.kernel_size)))
         others += [("conv1d.bias", (self.conv_size,))] if self.conv_bias else []
-        others += [("norm.weight", (self.inner_size,))] if self.has_norm else []
+        others.append(("norm.weight", (self.inner_size,)))
         if self.bias:
             others += [("in_proj.bias", (self.projected_size,)), ("out_proj.bias", (hidden_size,))]
         return [(f"{self.name}.{part}", shape) for part, shape in others]

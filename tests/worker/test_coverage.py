@@ -17,6 +17,7 @@ from quire.ipc.spec.model_spec import (
     RopeConfig,
     StageSpec,
 )
+from quire.ipc.spec.recurrent_spec import ShortConvSpec
 from quire.ipc.spec.weight_format import WeightFormat, WeightFormats
 from quire.worker.models import coverage
 
@@ -102,3 +103,10 @@ def test_a_layer_reads_keys_of_an_earlier_layer_with_heads_like_its_own() -> Non
         changed = msgspec.structs.replace(other, attention=attention)
         with pytest.raises(ModelError, match=r"^spec.layers\[1\].attention.kv_layer="):
             coverage.check_covered(msgspec.structs.replace(spec, layers=(SPEC.layers[0], changed)))
+
+
+def test_what_is_recurrent_does_not_stand_beside_attention() -> None:
+    layer = msgspec.structs.replace(SPEC.layers[0], recurrent=ShortConvSpec(num_channels=48))
+    spec = msgspec.structs.replace(SPEC, layers=(layer, SPEC.layers[1]))
+    with pytest.raises(ModelError, match=r"^spec.layers\[0\].recurrent='ShortConvSpec': expected None"):
+        coverage.check_covered(spec)

@@ -12,10 +12,9 @@ from torch import Tensor
 from ...ipc.spec.recurrent_spec import Mamba2Spec
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.linear.product import GATES, launch_product, product_reference
-from ...kernels.program.program import Add, Kind, NotNativeError, Product, Program, Scan, Slot
+from ...kernels.program.program import Kind, NotNativeError, Product, Program, Scan, Slot
 from ...kernels.recurrent.mamba2 import Mamba2, launch_mamba2, make_table, mamba2_reference
 from ...kernels.recurrent.states import RequestStates
-from ..attention import AttentionBackend
 from ..attention.metadata import AttentionMetadata
 from .linear import Linear
 from .mixer import Mixer
@@ -37,11 +36,6 @@ class Mamba2Scan:
             from ...kernels.recurrent import mamba2_triton
 
             self._compute = mamba2_triton.launch_mamba2
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether a request's bits depend on itself alone."""
-        return self._chosen != "torch"
 
     def __call__(self, x: Tensor, steps: Tensor, states: RequestStates) -> Tensor:
         """[T, I] of what the convolution gives, and of the steps of each head [T, H]."""
@@ -109,38 +103,3 @@ class Mamba2Mixer(Mixer):
             norm.emit_in_place(program, slots[0], first, self.spec.inner_size)
             first += norm.size
         self.out_proj.emit(program, slots[0], y)
-
-
-@dataclass(eq=False)
-class BothMixers(Mixer):
-    """Attention and what is recurrent, of one norm; their results are added."""
-
-    attention: Mixer
-    recurrent: Mixer
-    size: int
-
-    @property
-    def backends(self) -> tuple[AttentionBackend, ...]:
-        return self.attention.backends
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        angles: Angles | None,
-        kv_cache: tuple[Tensor, Tensor],
-        metadata: AttentionMetadata,
-    ) -> Tensor:
-        arguments = angles, kv_cache, metadata
-        return self.attention(hidden, *arguments) + self.recurrent(hidden, *arguments)
-
-    def emit_write(
-        self, program: Program, x: Slot, angles: AngleSlots | None, layer: int
-    ) -> tuple[Slot, ...]:
-        recurrent = self.recurrent.emit_write(program, x, angles, layer)
-        return (*self.attention.emit_write(program, x, angles, layer), *recurrent)
-
-    def emit_attend(self, program: Program, slots: tuple[Slot, ...], y: Slot, layer: int) -> None:
-        added = program.slot("mixed", self.size)
-        self.attention.emit_attend(program, slots[:1], y, layer)
-        self.recurrent.emit_attend(program, slots[1:], added, layer)
-        program.add(Kind.ADD, Add(x=added, residual=y, size=self.size))

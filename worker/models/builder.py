@@ -58,7 +58,7 @@ from ..layers.latent_attention import HeadProducts, LatentAttention
 from ..layers.layer_inputs import InputGate, LayerEnd, LayerInputs
 from ..layers.linear import Linear, NativeLinear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
-from ..layers.mamba2 import BothMixers, Mamba2Mixer, Mamba2Scan
+from ..layers.mamba2 import Mamba2Mixer, Mamba2Scan
 from ..layers.mixer import Mixer
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
 from ..layers.rotary import RotaryEmbedding
@@ -327,10 +327,7 @@ class _Builder:
     def _mixer(self, prefix: str, spec: LayerSpec, index: int) -> Mixer:
         if spec.recurrent is None:
             return self._attention(prefix, spec.attention)
-        recurrent = self._recurrent(prefix, spec.recurrent, self._state_offsets[index])
-        if spec.attention.num_heads == 0:
-            return recurrent
-        return BothMixers(self._attention(prefix, spec.attention), recurrent, self._spec.hidden_size)
+        return self._recurrent(prefix, spec.recurrent, self._state_offsets[index])
 
     def _recurrent(self, prefix: str, spec: RecurrentSpec, offset: int) -> Mixer:
         if isinstance(spec, ShortConvSpec):
@@ -365,13 +362,12 @@ class _Builder:
         out = self._linear([f"{names}.out_proj"], (hidden,), inner, whole.bias, cuts.take_columns(inner))
         if self._all_reduce is not None:
             out = RowParallelLinear(out, self._all_reduce)
-        norms = self._group_norms(f"{names}.norm", whole) if whole.has_norm else []
+        norms = self._group_norms(f"{names}.norm", whole)
         return Mamba2Mixer(spec, in_proj, self._settle(conv), scan, norms, out)
 
     def _group_norms(self, name: str, whole: Mamba2Spec) -> list[RMSNorm]:
         """Of this rank's numbers of each group."""
-        eps, cut = whole.norm_eps, self._cuts.take_rows(whole.inner_size)
-        norm = self._rms_norm(name, whole.inner_size, cut, eps)
+        norm = self._rms_norm(name, whole.inner_size, self._cuts.take_rows(whole.inner_size))
         if whole.num_groups == 1 and self._group is not None:
             kind = SharedRMSNorm if self._group.is_native else TorchSharedRMSNorm
             return [kind(norm, self._group, whole.inner_size, counts=True)]

@@ -78,6 +78,8 @@ def check_covered(spec: ModelSpec) -> None:
                 getattr(layer.attention, field), getattr(first.attention, field), f"{where}.attention.{field}"
             )
         _check_same(layer.norms_sum, first.norms_sum, f"{where}.norms_sum")
+        if layer.recurrent is not None and layer.attention.num_heads:
+            raise ModelError(f"{where}.recurrent", type(layer.recurrent).__name__, "None beside attention")
         if layer.attention.norms_rotated and layer.attention.qk_norm != "each_head":
             raise ModelError(f"{where}.attention.norms_rotated", True, "false without norms of each head")
         if layer.is_parallel or layer.norms_sum:
