@@ -162,7 +162,7 @@ def test_chunks_preemptions_and_lost_processes_change_no_bit_of_ranks(
     sizes |= {"max_num_batched_tokens": 32} if has_windows else {}
     with make_llm(dtype, **sizes, **cut) as llm:
         assert answer(llm, asks) == alone
-        assert llm.stats().num_preemptions_total > (0 if has_windows else 8)
+        assert llm.stats().num_preemptions_total > (8 if cut["model"] == POCKET else 0)
     with make_llm(dtype, max_num_batched_tokens=48, max_num_seqs=32, **cut) as llm:
 
         def kill(role: str) -> None:
