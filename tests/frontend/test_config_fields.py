@@ -28,6 +28,8 @@ TOOLS: dict[str, Any] = KEYS["of tools and training"]
 def base_of(architecture: str) -> dict[str, Any]:
     if architecture == "GraniteMoeHybridForCausalLM":
         return {**BASE, "num_local_experts": 0, "layer_types": ["full_attention"] * 2}
+    if architecture == "NemotronHForCausalLM":  # by default some of its layers are experts
+        return {**BASE, "layers_block_type": ["linear_attention", "full_attention"]}
     experts = {"n_routed_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
     if architecture in ("Dots1ForCausalLM", "Glm4MoeForCausalLM", "SolarOpenForCausalLM"):
         return {**BASE, **experts}
