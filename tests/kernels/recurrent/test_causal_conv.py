@@ -90,4 +90,6 @@ def test_chunks_and_saved_states_give_the_convolution_of_the_whole(
     bound = (len(conv.weight) + 8) * EPS * sizes + (dtype is torch.bfloat16) * 2**-8 * expected.abs() + 1e-30
     assert_within(actual.cpu().double(), expected, bound)
     assert_within(find_state(slots, 2).cpu().double().view_as(state), state, EPS * state.abs())
-    check_steps(compute, conv.state_size, x, 2**-7 if implementation == "torch" else 0.0)
+    # Interpreted, many steps take long: one case has them.
+    chunks = (29,) if implementation == "triton" and len(conv.weight) != 4 else (1, 7, 33)
+    check_steps(compute, conv.state_size, x, 2**-7 if implementation == "torch" else 0.0, chunks)
