@@ -55,7 +55,7 @@ _HELP = {
 class EnginesCollector(Collector):
     """One look's answer, in which a name stands once with the series of all engines.
 
-    found: of each model by the name of its engines; None: of one that does not answer.
+    engines: of each model by name, its engines by their number; None: of one that does not answer.
     """
 
     def __init__(self, engines: Mapping[str, EnginesMetrics | None], prefix: str) -> None:

@@ -7,62 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from ...kernels.choice import choose_kernel, native_library
-from ...kernels.program.program import AdvanceDelta, Kind, NotNativeError, Program, Slot
+from ...kernels.program.program import AdvanceDelta, Kind, Program, Slot
 from ...kernels.recurrent.delta_rule import (
     DeltaRule,
     delta_rule_reference,
     launch_delta_rule,
     make_table,
 )
-from ...kernels.recurrent.states import RequestStates
 from ..attention.metadata import AttentionMetadata
 from .gate import Gate
 from .linear import Linear
 from .mixer import Mixer
 from .norm import RMSNorm
+from .recurrent import Convolution, Forms, Recurrence, find_states
 from .rotary import Angles, AngleSlots
-from .short_conv import Convolution, find_states
 
 
-class DeltaRecurrence:
-    """The gated delta rule in the form that the device computes fastest."""
+def _load_triton() -> Callable[..., Tensor]:
+    from ...kernels.recurrent import delta_rule_triton
+
+    return delta_rule_triton.launch_delta_rule
+
+
+_FORMS = Forms("delta_rule", delta_rule_reference, launch_delta_rule, _load_triton)
+
+
+class DeltaRecurrence(Recurrence):
+    """The gated delta rule (kernels/recurrent/delta_rule.py)."""
+
+    numbers: DeltaRule
 
     def __init__(self, rule: DeltaRule, dtype: torch.dtype, device: torch.device) -> None:
-        self.rule = rule
-        self._chosen = choose_kernel("delta_rule", dtype, device)
-        self._compute: Callable[..., Tensor] = delta_rule_reference
-        if self._chosen == "native":
-            self._compute = partial(launch_delta_rule, native_library())
-        elif self._chosen == "triton":
-            from ...kernels.recurrent import delta_rule_triton
+        super().__init__(_FORMS, rule, dtype, device)
 
-            self._compute = delta_rule_triton.launch_delta_rule
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether a request's bits depend on itself alone."""
-        return self._chosen != "torch"
-
-    @property
-    def size_bytes(self) -> int:
-        """Of its numbers."""
-        return self.rule.rate.nbytes + self.rule.shift.nbytes
-
-    def __call__(self, states: RequestStates, qkv: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-        """[T, H * V], as delta_rule_reference."""
-        return self._compute(self.rule, states, qkv, decay, beta)
-
-    def emit(self, program: Program, **places: int) -> None:
-        """The same as an operation; `places` are fields of QuireAdvanceDelta. Raises NotNativeError."""
-        if self._chosen != "native":
-            raise NotNativeError("delta_rule")
-        program.add(Kind.DELTA_RULE, AdvanceDelta(rule=make_table(self.rule), **places))
+    def _add(self, program: Program, **places: int) -> None:
+        program.add(Kind.DELTA_RULE, AdvanceDelta(rule=make_table(self.numbers), **places))
 
 
 @dataclass(eq=False)
@@ -80,9 +63,9 @@ class DeltaNet(Mixer):
     @property
     def _sizes(self) -> tuple[int, int, int]:
         """Channels, numbers of all values, value heads."""
-        rule = self.recurrence.rule
+        rule = self.recurrence.numbers
         heads = rule.num_value_heads
-        return self.convolution.conv.weight.shape[1], heads * rule.value_size, heads
+        return self.convolution.num_channels, heads * rule.value_size, heads
 
     def __call__(
         self,
@@ -93,7 +76,7 @@ class DeltaNet(Mixer):
     ) -> Tensor:
         channels, _, heads = self._sizes
         rows, gates, states = self.in_proj(hidden), self.gates(hidden), find_states(metadata)
-        y = self.recurrence(states, self.convolution(rows, states), gates[:, heads:], gates[:, :heads])
+        y = self.recurrence(states, self.convolution(states, rows), gates[:, heads:], gates[:, :heads])
         self.norm.normalize_each_(y)
         return self.out_proj(self.gate(y, rows[:, channels:]))
 
@@ -110,7 +93,7 @@ class DeltaNet(Mixer):
         convolved, y = program.slot("convolved", channels), program.slot(f"delta_out{size}", size)
         self.in_proj.emit(program, x, rows)
         self.gates.emit(program, x, gates)
-        self.convolution.emit(program, rows, width, convolved)
+        self.convolution.emit(program, x=rows, y=convolved, stride=width)
         self.recurrence.emit(
             program,
             **{"qkv": convolved, "qkv_stride": channels, "y": y},

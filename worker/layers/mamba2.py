@@ -4,49 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...ipc.spec.recurrent_spec import Mamba2Spec
-from ...kernels.choice import choose_kernel, native_library
-from ...kernels.linear.product import GATES, launch_product, product_reference
-from ...kernels.program.program import Kind, NotNativeError, Product, Program, Scan, Slot
+from ...kernels.program.program import Kind, Program, Scan, Slot
 from ...kernels.recurrent.mamba2 import Mamba2, launch_mamba2, make_table, mamba2_reference
-from ...kernels.recurrent.states import RequestStates
 from ..attention.metadata import AttentionMetadata
+from .gate import Gate
 from .linear import Linear
 from .mixer import Mixer
 from .norm import RMSNorm
+from .recurrent import Convolution, Forms, Recurrence, find_states
 from .rotary import Angles, AngleSlots
-from .short_conv import Convolution, find_states
 
 
-class Mamba2Scan:
-    """The recurrence in the form that the device has."""
+def _load_triton() -> Callable[..., Tensor]:
+    from ...kernels.recurrent import mamba2_triton
+
+    return mamba2_triton.launch_mamba2
+
+
+_FORMS = Forms("mamba2", mamba2_reference, launch_mamba2, _load_triton)
+
+
+class Mamba2Scan(Recurrence):
+    """The recurrence (kernels/recurrent/mamba2.py)."""
+
+    numbers: Mamba2
 
     def __init__(self, scan: Mamba2, dtype: torch.dtype, device: torch.device) -> None:
-        self.scan = scan
-        self._chosen = choose_kernel("mamba2", dtype, device)
-        self._compute: Callable[[Mamba2, RequestStates, Tensor, Tensor], Tensor] = mamba2_reference
-        if self._chosen == "native":
-            self._compute = partial(launch_mamba2, native_library())
-        elif self._chosen == "triton":
-            from ...kernels.recurrent import mamba2_triton
+        super().__init__(_FORMS, scan, dtype, device)
 
-            self._compute = mamba2_triton.launch_mamba2
-
-    def __call__(self, x: Tensor, steps: Tensor, states: RequestStates) -> Tensor:
-        """[T, I] of what the convolution gives, and of the steps of each head [T, H]."""
-        return self._compute(self.scan, states, x, steps)
-
-    def emit(self, program: Program, x: Slot, projected: Slot, first: int, width: int, y: Slot) -> None:
-        """The same as an operation; steps are numbers from `first` on of rows of `width`."""
-        if self._chosen != "native":
-            raise NotNativeError("mamba2")
-        place = {"x": x, "steps": projected, "y": y, "first": first, "stride": width}
-        program.add(Kind.MAMBA2, Scan(scan=make_table(self.scan), **place))
+    def _add(self, program: Program, **places: int) -> None:
+        program.add(Kind.MAMBA2, Scan(scan=make_table(self.numbers), **places))
 
 
 @dataclass(eq=False)
@@ -57,6 +49,7 @@ class Mamba2Mixer(Mixer):
     in_proj: Linear
     convolution: Convolution
     scan: Mamba2Scan
+    gate: Gate
     norms: list[RMSNorm]
     out_proj: Linear
 
@@ -69,12 +62,9 @@ class Mamba2Mixer(Mixer):
     ) -> Tensor:
         spec, states = self.spec, find_states(metadata)
         projected = self.in_proj(hidden)
-        x = self.convolution(projected, states)
-        y = self.scan(x, projected[:, spec.inner_size + spec.conv_size :], states)
-        gate = projected[:, : spec.inner_size]
-        native = choose_kernel("product", y.dtype, y.device) == "native"
-        multiply = partial(launch_product, native_library()) if native else product_reference
-        y, first = multiply(y, gate, "silu"), 0
+        x = self.convolution(states, projected)
+        y = self.scan(states, x, projected[:, spec.inner_size + spec.conv_size :])
+        y, first = self.gate(y, projected[:, : spec.inner_size]), 0
         for norm in self.norms:
             norm.normalize_(y[:, first : first + norm.size])
             first += norm.size
@@ -91,10 +81,10 @@ class Mamba2Mixer(Mixer):
         projected, convolved = program.slot("mamba", width), program.slot("convolved", spec.conv_size)
         y = program.slot("scanned", spec.inner_size)
         self.in_proj.emit(program, x, projected)
-        self.convolution.emit(program, projected, width, convolved)
-        self.scan.emit(program, convolved, projected, spec.inner_size + spec.conv_size, width, y)
-        product = Product(x=y, y=projected, size=spec.inner_size, stride=width, gate=GATES["silu"])
-        program.add(Kind.PRODUCT, product)
+        self.convolution.emit(program, x=projected, y=convolved, stride=width)
+        first = spec.inner_size + spec.conv_size
+        self.scan.emit(program, x=convolved, steps=projected, y=y, first=first, stride=width)
+        self.gate.emit(program, y, spec.inner_size, projected, 0, width)
         return (y,)
 
     def emit_attend(self, program: Program, slots: tuple[Slot, ...], y: Slot, layer: int) -> None:  # noqa: ARG002

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -61,8 +62,9 @@ from ..layers.logits import LogitsHead
 from ..layers.mamba2 import Mamba2Mixer, Mamba2Scan
 from ..layers.mixer import Mixer
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm, Scaled
+from ..layers.recurrent import Convolution, Recurrence
 from ..layers.rotary import RotaryEmbedding
-from ..layers.short_conv import Convolution, ShortConv
+from ..layers.short_conv import ShortConv
 from ..pooling.head import load_pooling_head
 from ..progress import show_progress
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
@@ -93,6 +95,9 @@ INEXACT_SUM = "NCCL chooses the order in which more than two ranks are added up;
 # A smaller table is in each rank: a sum over ranks less in each step, for no memory to speak of.
 MAX_COPIED_TABLE_BYTES = 32 << 20
 
+
+_N = TypeVar("_N")
+_R = TypeVar("_R", bound=Recurrence)
 
 # Stands in for the layer that was made of the weights of these names.
 WrapLinear = Callable[[Sequence[str], Linear], Linear]
@@ -358,12 +363,14 @@ class _Builder:
         )
         numbers = rate.exp(), shift.contiguous(), skip.contiguous()
         sizes = spec.head_size, spec.num_groups, spec.num_rows, whole.step_limit
-        scan = Mamba2Scan(Mamba2(*numbers, *sizes, offset + spec.scan_offset), self._dtype, self._device)
+        scan = Mamba2(*numbers, *sizes, offset + spec.scan_offset)
         out = self._linear([f"{names}.out_proj"], (hidden,), inner, whole.bias, cuts.take_columns(inner))
         if self._all_reduce is not None:
             out = RowParallelLinear(out, self._all_reduce)
         norms = self._group_norms(f"{names}.norm", whole)
-        return Mamba2Mixer(spec, in_proj, self._settle(conv), scan, norms, out)
+        convolution, scan = self._settle(Convolution, conv), self._settle(Mamba2Scan, scan)
+        gate = Gate("silu", self._dtype, self._device)
+        return Mamba2Mixer(spec, in_proj, convolution, scan, gate, norms, out)
 
     def _group_norms(self, name: str, whole: Mamba2Spec) -> list[RMSNorm]:
         """Of this rank's numbers of each group."""
@@ -386,7 +393,7 @@ class _Builder:
         out = self._linear([f"{prefix}.{spec.out}"], (hidden,), size, spec.bias, cuts.take_columns(size))
         if self._all_reduce is not None:
             out = RowParallelLinear(out, self._all_reduce)
-        return ShortConv(in_proj, self._settle(conv), out)
+        return ShortConv(in_proj, self._settle(Convolution, conv), out)
 
     def _delta_net(self, prefix: str, whole: DeltaNetSpec, offset: int) -> DeltaNet:
         hidden, spec, heads = self._spec.hidden_size, whole.for_rank(self._cuts.size), whole.num_value_heads
@@ -409,10 +416,10 @@ class _Builder:
         out = self._linear([f"{prefix}.{whole.out}"], (hidden,), whole.values_size, False, cut)
         if self._all_reduce is not None:
             out = RowParallelLinear(out, self._all_reduce)
-        recurrence = DeltaRecurrence(rule, self._dtype, self._device)
-        self._size_bytes += recurrence.size_bytes + weight.nbytes
+        convolution, recurrence = self._settle(Convolution, conv), self._settle(DeltaRecurrence, rule)
+        self._size_bytes += weight.nbytes
         norm, gate = RMSNorm(weight, self._spec.norm_eps), Gate("silu", self._dtype, self._device)
-        return DeltaNet(in_proj, gates, self._settle(conv), recurrence, norm, gate, out)
+        return DeltaNet(in_proj, gates, convolution, recurrence, norm, gate, out)
 
     def _small_linear(self, names: list[str], sizes: tuple[int, ...], width: int, cut: TensorSlice) -> Linear:
         """As `_linear`, but never quantized here, only read as it is stored."""
@@ -432,13 +439,13 @@ class _Builder:
         bias = None if bias_name is None else self._weights.take(bias_name, shape[:1], cut).float()
         return CausalConv(weight, bias)
 
-    def _settle(self, conv: CausalConv) -> Convolution:
-        """Where torch computes it, rows of a step are added up in an order that is theirs."""
-        convolution = Convolution(conv, self._dtype, self._device)
-        if not convolution.is_exact:
+    def _settle(self, kind: Callable[[_N, torch.dtype, torch.device], _R], numbers: _N) -> _R:
+        """A recurrent operation. Where torch computes it, rows of a step are added up in its own order."""
+        made = kind(numbers, self._dtype, self._device)
+        if not made.is_exact:
             self._batch_variance_reason = self._batch_variance_reason or _explain(INEXACT_LINEAR)
-        self._size_bytes += convolution.size_bytes
-        return convolution
+        self._size_bytes += made.size_bytes
+        return made
 
     def _latent_attention(self, prefix: str, whole: AttentionSpec, latent: LatentSpec) -> Mixer:
         """Queries are cut by heads, the projection to the latent is in each rank."""
