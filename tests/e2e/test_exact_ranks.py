@@ -43,7 +43,7 @@ CUTS = {
     "both": RANKS | STAGES,
     "ranks-int8-cache": RANKS | {"kv_cache_dtype": "int8"},
 }
-# Of models whose layers are in groups by their windows, and of latents.
+# Of models whose layers are in groups by their windows, of latents, and of recurrent states.
 OTHERS = {
     "groups": ("gpt-oss", RANKS),
     "groups in stages": ("gpt-oss", STAGES),
@@ -52,6 +52,8 @@ OTHERS = {
     "latents": ("deepseek_v3", RANKS),
     "latents in stages": ("deepseek_v3", STAGES),
     "latents in 8 bits": ("deepseek_v3", RANKS | {"kv_cache_dtype": "int8"}),
+    "states": ("qwen3.5", RANKS),
+    "states in stages": ("bamba", STAGES),
     "latents of both in int4": ("deepseek_v3", RANKS | STAGES | {"quantization": "int4"}),
 }
 NUM_LAYERS = 4  # of a random model: each of two stages has layers of each group

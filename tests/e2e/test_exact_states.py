@@ -17,7 +17,10 @@ LONG = {"max_position_embeddings": 4096}
 
 @pytest.fixture(
     scope="module",
-    params=["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "qwen3.5"))],
+    params=[
+        "lfm2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "qwen3.5", "bamba")),
+    ],
 )
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> str:
     request.getfixturevalue("library")
