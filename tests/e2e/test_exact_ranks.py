@@ -52,7 +52,7 @@ OTHERS = {
     "latents": ("deepseek_v3", RANKS),
     "latents in stages": ("deepseek_v3", STAGES),
     "latents in 8 bits": ("deepseek_v3", RANKS | {"kv_cache_dtype": "int8"}),
-    "states": ("qwen3.5", RANKS),
+    "states": ("bamba", RANKS),
     "states in stages": ("bamba", STAGES),
     "latents of both in int4": ("deepseek_v3", RANKS | STAGES | {"quantization": "int4"}),
 }
